@@ -1,0 +1,151 @@
+"""The operations that the model layers call, and the shapes they agree on.
+
+Shape legend, used as suffixes throughout `kernels/`:
+T tokens of the step, S sequences, H query heads of this rank, K KV heads of this rank,
+D head dim, E hidden size, I intermediate size, B blocks of the pool, P token slots in a block
+(block_size), N block-table width, R rows to sample, V vocabulary.
+
+Three packages implement the same signatures: `reference/` (plain torch, the definition of
+correct), `cpu/` (Numba and oneDNN) and `gpu/` (Triton). `dispatch.py` hands out a filled `Ops`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaggedBatch:
+    """Which queries of a step belong to which sequence, and where that sequence's pages are.
+
+    Sequence s owns query rows `query_starts[s]:query_starts[s+1]`; they are its last tokens, so
+    query row i of a sequence with L = kv_lens[s] and n queries stands at position L - n + i and
+    sees key positions 0..L - n + i. Token j of the sequence lives in token slot j % P of block
+    `block_tables[s, j // P]`. Entries of a block table past the last used block are never read.
+    """
+
+    query_starts_S1: Tensor
+    """int32 [S + 1], ascending, first 0, last T."""
+    kv_lens_S: Tensor
+    """int32 [S]: tokens of the sequence in the cache after this step's KV write; >= 1."""
+    block_tables_SN: Tensor
+    """int32 [S, N], contiguous rows."""
+    max_query_len: int
+    max_kv_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """Per-row sampling settings, one row per token to sample.
+
+    A row with temperature 0 is greedy. top_k 0 keeps all; top_p 1 keeps all; min_p 0 keeps all.
+    """
+
+    temperature_R: Tensor
+    """float32 [R], >= 0."""
+    top_k_R: Tensor
+    """int32 [R], >= 0."""
+    top_p_R: Tensor
+    """float32 [R], in (0, 1]."""
+    min_p_R: Tensor
+    """float32 [R], in [0, 1]."""
+    uniform_R: Tensor
+    """float64 [R], in [0, 1): one draw per row, from `draw_uniform`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyRows:
+    """Token histories of the rows that carry penalties, concatenated.
+
+    Row r's history is `history_N[starts_R1[r]:starts_R1[r+1]]`, the prompt first; its first
+    `prompt_lens_R[r]` tokens are the prompt, the rest is output.
+    """
+
+    rows_R: Tensor
+    """int64 [R]: which rows of the logits these are."""
+    history_N: Tensor
+    """int64 [N] token ids."""
+    starts_R1: Tensor
+    """int64 [R + 1]."""
+    prompt_lens_R: Tensor
+    """int64 [R]."""
+    repetition_R: Tensor
+    """float32 [R], > 0; 1 is off. Applies to tokens of prompt and output."""
+    presence_R: Tensor
+    """float32 [R]; 0 is off. Applies to tokens of the output."""
+    frequency_R: Tensor
+    """float32 [R]; 0 is off. Applies per occurrence in the output."""
+
+
+class Linear(Protocol):
+    """y_TO = x_TE @ weight_OE.T + bias_O, with the weight already in the form it is used in."""
+
+    def __call__(self, x_TE: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One implementation of every operation. Every tensor lives on the same device.
+
+    Unless said otherwise activations are float32, bfloat16 or float16 and reductions run in
+    float32. No operation reads a token slot at or past a sequence's kv_len, nor a block outside
+    its block table: those may hold anything, NaN included.
+    """
+
+    name: str
+
+    pack_linear: Callable[[Tensor, Tensor | None], Linear]
+    """(weight_OE, bias_O or None) -> Linear. Takes the weight over; the caller drops its own."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x_TE, weight_E, eps) -> y_TE = x / sqrt(mean(x^2) + eps) * weight. New tensor.
+    The last dimension is normalised; leading dimensions are free (q/k norm passes [T, H, D])."""
+
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x_TE, residual_TE, weight_E, eps) -> y_TE. residual += x in place, y = rms_norm(residual).
+    The sum is rounded to the residual's dtype before it is normalised."""
+
+    apply_rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    """(q_THD, k_TKD, positions_T int64, cos_sin_LD float32) in place, half-split (NeoX) pairs:
+    dims (i, i + R/2) of the first R rotate by the angle of position and i; R = width of
+    cos_sin_LD (cosines in the first half of a row, sines in the second), R <= D; dims past R
+    pass through. q and k may be strided views whose last dim is contiguous."""
+
+    silu_mul: Callable[[Tensor], Tensor]
+    """(gate_up_T2I) -> y_TI = silu(gate) * up; gate is the first half of a row."""
+
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    """(k_TKD, v_TKD, kv_B2KPD, slot_mapping_T int64): token t goes to flat token slot s =
+    slot_mapping[t]: block s // P, slot s % P. s = -1 skips the token. kv_B2KPD is one layer of
+    the pool: a strided view with contiguous [P, D] tiles; plane 0 is K, plane 1 is V. Values are
+    cast to the pool's dtype."""
+
+    copy_blocks: Callable[[Tensor, Tensor], None]
+    """(pool: first dim B, any trailing shape; pairs_C2 int64 (source, destination)). Copies
+    whole records. No block is both a source and a destination, and no destination repeats."""
+
+    paged_attention: Callable[[Tensor, Tensor, RaggedBatch, float, int], Tensor]
+    """(q_THD, kv_B2KPD, batch, scale, window) -> out_THD, causal softmax(q k^T * scale) v.
+    Query head h reads KV head h // (H / K). window > 0: a query at position p sees keys
+    p - window + 1 .. p; 0: all. Any mix of prefill chunks and decodes in one call."""
+
+    apply_penalties: Callable[[Tensor, PenaltyRows], None]
+    """(logits_RV float32, penalties) in place. Repetition first (positive logits are divided,
+    negative multiplied; Keskar et al. 2019, arXiv:1909.05858), then logit -= presence + count *
+    frequency for tokens of the output (OpenAI API)."""
+
+    draw_uniform: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(seed_R int64, sequence_index_R int64, position_R int64) -> float64 [R] in [0, 1), on the
+    53-bit grid. Philox4x32-10 (Salmon et al., SC 2011), key = the seed's two halves, counter =
+    (position low, position high, sequence index, 0); u = the top 53 bits of words 0 and 1."""
+
+    sample: Callable[[Tensor, SamplingRows], Tensor]
+    """(logits_RV float32, rows) -> int64 [R]. Greedy rows: the largest logit, lowest id among
+    equals. Else, with z = logit / temperature: keep tokens with z >= the top_k-th largest z
+    (ties stay); of those, with probabilities renormalised, keep the smallest set of largest
+    probabilities whose mass reaches top_p (tokens equal to the last one kept stay); of those,
+    keep p >= min_p * max p. Then the inverse transform in id order: the first kept token whose
+    running mass exceeds uniform * total mass. At least one token is always kept. Does not
+    modify the logits."""

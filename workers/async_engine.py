@@ -1,0 +1,250 @@
+"""An engine on a thread of its own, with asynchronous streams around it.
+
+Callers hand requests over through a queue and read their outputs from streams; only the engine's
+thread touches the engine. After each step the outputs of all requests reach each event loop in
+one call. A stream whose consumer is slow merges what has accumulated into one output.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from pageray.cluster.config import EngineConfig
+from pageray.cluster.errors import EngineDeadError, InvalidParameterError
+from pageray.cluster.generation import GenerateRequest, RequestOutput, SequenceOutput
+from pageray.cluster.ids import RequestId
+from pageray.workers.engine import Engine, EngineStats, ResolvedEngineConfig
+from pageray.workers.ranks.launcher import RankLauncher
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 1.0
+"""An idle engine looks at its ranks and its invariants this often."""
+
+_Command = Callable[[], None]
+
+
+class _Stream:
+    """The outputs of one request on their way to one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._ready = asyncio.Event()
+        self._outputs: list[RequestOutput] = []
+        self._error: Exception | None = None
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Called on `loop`."""
+        if isinstance(output, Exception):
+            self._error = output
+        else:
+            self._outputs.append(output)
+        self._ready.set()
+
+    async def get(self) -> RequestOutput:
+        """Everything that has come since the last call, as one output.
+
+        Raises what `put` was given as an error, after the outputs before it.
+        """
+        await self._ready.wait()
+        outputs, self._outputs = self._outputs, []
+        if self._error is None:
+            self._ready.clear()
+        elif not outputs:
+            raise self._error
+        return merge_outputs(outputs)
+
+
+class AsyncEngine:
+    """Starts the engine's thread at once; `shutdown` ends it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._streams: dict[RequestId, _Stream] = {}
+        self._death: EngineDeadError | None = None
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="pageray-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, config: EngineConfig, *, launcher: RankLauncher | None = None) -> "AsyncEngine":
+        """Build an engine (`Engine.start`) and run it. Blocks until it can serve."""
+        return cls(Engine.start(config, launcher))
+
+    @property
+    def found(self) -> ResolvedEngineConfig:
+        return self._engine.found
+
+    @property
+    def vocab_size(self) -> int:
+        return self.found.limits.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self.found.limits.max_model_len
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.found.limits.eos_token_ids
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.found.limits.capacity_tokens
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        """The request's outputs, at most one per engine step; the last one `is_finished`.
+
+        Raises `ClientError` before the first item for a request that can never be served, and
+        `EngineDeadError` when the engine is or goes down. Closing or cancelling the iterator
+        aborts the request.
+        """
+        self.check_health()
+        self._engine.check_request(request)
+        if request.request_id in self._streams:
+            raise InvalidParameterError(
+                f"Request id {request.request_id!r} is already being served.", param="request_id"
+            )
+        stream = _Stream(asyncio.get_running_loop())
+        self._streams[request.request_id] = stream
+        is_finished = False
+        try:
+            self._commands.put(lambda: self._engine.add(request))
+            while not is_finished:
+                output = await stream.get()
+                is_finished = output.is_finished
+                yield output
+        finally:
+            del self._streams[request.request_id]
+            if not is_finished:
+                self._commands.put(lambda: self._abort(request.request_id))
+
+    def finish_sequence(self, request_id: RequestId, index: int) -> None:
+        """End one of a request's sequences early, because its stop string was found.
+
+        No further output may come for it; when it was the last, close the request's iterator.
+        """
+        self._commands.put(lambda: self._finish(request_id, index))
+
+    def check_health(self) -> None:
+        """Raise `EngineDeadError` if the engine cannot serve any more."""
+        if self._death is not None:
+            raise self._death
+        if self._is_stopping:
+            raise EngineDeadError("The engine has been shut down.")
+        self._engine.check_alive()
+
+    async def stats(self) -> EngineStats:
+        """A look at the engine between two steps."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[EngineStats] = loop.create_future()
+
+        def look() -> None:
+            stats = self._engine.stats()
+            loop.call_soon_threadsafe(_resolve, answer, stats)
+
+        self.check_health()
+        self._commands.put(look)
+        return await answer
+
+    def shutdown(self) -> None:
+        """End all requests, the thread and the ranks. Safe to call twice, from any thread."""
+        self._is_stopping = True
+        self._commands.put(lambda: None)
+        self._thread.join()
+
+    # --- the engine's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._take_commands()
+                self._deliver(self._engine.step())
+        except Exception as error:  # the thread's boundary: every stream must hear of it
+            logger.exception("the engine died")
+            self._death = (
+                error
+                if isinstance(error, EngineDeadError)
+                else EngineDeadError(f"The engine failed: {type(error).__name__}: {error}")
+            )
+        finally:
+            self._engine.shutdown()
+            reason = self._death or EngineDeadError("The engine has been shut down.")
+            for stream in list(self._streams.values()):
+                _call_on(stream.loop, stream.put, reason)
+
+    def _take_commands(self) -> None:
+        """Run what callers have asked for; with nothing to compute, wait for it."""
+        while not self._engine.has_requests and not self._is_stopping:
+            try:
+                self._commands.get(timeout=IDLE_CHECK_S)()
+            except queue.Empty:
+                self._engine.check_alive()
+                self._engine.check_invariants()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _abort(self, request_id: RequestId) -> None:
+        self._engine.abort(request_id)
+
+    def _finish(self, request_id: RequestId, index: int) -> None:
+        self._engine.finish_sequence(request_id, index)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Wake each event loop once, with everything that is for it."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, output))
+        for loop, deliveries in by_loop.items():
+            _call_on(loop, _put_all, deliveries)
+
+
+def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:
+    """Several outputs of one request as one, in order. `outputs` is not empty."""
+    if len(outputs) == 1:
+        return outputs[0]
+    by_index: dict[int, list[SequenceOutput]] = {}
+    for output in outputs:
+        for sequence in output.sequences:
+            by_index.setdefault(sequence.index, []).append(sequence)
+    last = outputs[-1]
+    return RequestOutput(
+        request_id=last.request_id,
+        sequences=tuple(_merge_sequence(parts) for parts in by_index.values()),
+        num_prompt_tokens=last.num_prompt_tokens,
+        num_cached_tokens=last.num_cached_tokens,
+        is_finished=last.is_finished,
+    )
+
+
+def _merge_sequence(parts: list[SequenceOutput]) -> SequenceOutput:
+    last = parts[-1]
+    return SequenceOutput(
+        index=last.index,
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        logprobs=tuple(entry for part in parts for entry in part.logprobs),
+    )
+
+
+def _put_all(deliveries: list[tuple[_Stream, RequestOutput]]) -> None:
+    for stream, output in deliveries:
+        stream.put(output)
+
+
+def _resolve(answer: "asyncio.Future[EngineStats]", stats: EngineStats) -> None:
+    if not answer.done():
+        answer.set_result(stats)
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
+    """Run `function` on another thread's loop; a loop that is closed has no readers left."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        logger.debug("an output was dropped: its event loop is closed")
