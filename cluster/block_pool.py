@@ -118,10 +118,14 @@ class BlockPool:
         """Let others hit a full block whose bytes are written and acknowledged.
 
         Returns the publication to use as parent of the next block, or None after a digest
-        collision, when nothing further down the chain may be published.
+        collision, when nothing further down the chain may be published. Raises ValueError for a
+        block that nobody holds, or that is published with other content already.
         """
         if self._refs[block_id] < 1:
             raise ValueError(f"block {block_id} was published but nobody holds it.")
+        already = self._index.of_block(block_id)
+        if already is not None and already.content != content:
+            raise ValueError(f"block {block_id} is published already, with other content.")
         publication_id, displaced = self._index.insert(block_id, content, parent_id)
         if displaced is not None and self._is_reusable(displaced):
             del self._cached[displaced]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.errors import EngineDeadError, InvalidParameterError
@@ -94,7 +94,7 @@ class AsyncEngine:
     def capacity_tokens(self) -> int:
         return self.found.limits.capacity_tokens
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs, at most one per engine step; the last one `is_finished`.
 
         Raises `ClientError` before the first item for a request that can never be served, and

@@ -1,0 +1,41 @@
+# Everything runs in .venv, which the first target that needs it makes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SOURCES := cluster workers kernels router src tests benchmarks
+
+.PHONY: serve test test-all check format bench kernels-report clean
+
+serve: $(INSTALLED)  ## fetch the default model, start Ray, serve it; ARGS go to `pageray serve`
+	$(BIN)/pageray serve $(ARGS)
+
+test: $(INSTALLED)  ## all tests that need no GPU; ARGS go to pytest
+	$(BIN)/pageray fetch smollm2-135m
+	$(BIN)/python -P -m pytest $(ARGS)
+
+check: $(INSTALLED)  ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -P .ci/check_types.py
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## one engine on this machine; ARGS go to `pageray bench engine`
+	$(BIN)/pageray bench engine --requests 32 --input-len 128 --output-len 64 $(ARGS)
+
+kernels-report: $(INSTALLED)  ## registers, shared memory and spills of every Triton kernel
+	$(BIN)/python -P -m pageray.kernels.gpu.compile_report
+
+# Only pyproject.toml decides what is installed; the package itself is a link to this folder.
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis

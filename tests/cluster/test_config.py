@@ -1,0 +1,35 @@
+import re
+
+import pytest
+
+from pageray.cluster.config import EngineConfig
+from pageray.cluster.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tensor_paralel_size": 2}, "Did you mean 'tensor_parallel_size'?"),
+        ({"zzz": 2}, "Known keys: block_size"),
+        ({"block_size": "16"}, "Expected `int`, got `str` - at `$.block_size`"),
+        ({"block_size": 0}, "block_size is 0; it must be positive"),
+        ({"block_size": 256}, "largest supported is 128"),
+        ({"dtype": "int4"}, "Invalid enum value 'int4' - at `$.dtype`"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "below max_num_seqs (9)"),
+        ({"gpu_memory_utilization": 1.5}, "at most 1"),
+        ({"max_model_len": 1}, "no room for a prompt"),
+        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),
+    ],
+)
+def test_wrong_settings_say_what_is_wrong(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        EngineConfig.from_mapping({"model": "m", **values})
+
+
+def test_model_is_required() -> None:
+    with pytest.raises(ConfigError, match="`model`"):
+        EngineConfig.from_mapping({})
+
+
+def test_defaults_are_valid() -> None:
+    assert EngineConfig.from_mapping({"model": "m"}) == EngineConfig(model="m")
