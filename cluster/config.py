@@ -16,6 +16,8 @@ from pageray.cluster.errors import ConfigError
 Device = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
+CpuCollectives = Literal["shared_memory", "gloo"]
+
 MAX_BLOCK_SIZE = 128
 
 
@@ -47,6 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """auto: the dtype of the computation."""
     cpu_threads_per_rank: int | None = None
     """Compute threads of a CPU rank. None: the cores this process may use, over the ranks."""
+    cpu_collectives: CpuCollectives = "shared_memory"
+    """How the ranks of a CPU engine add up their parts."""
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     """False: a prompt is computed in one step, so max_num_batched_tokens >= max_model_len."""

@@ -27,7 +27,7 @@ class PeerModel:
 
     def generate_greedy(self, token_ids: list[int], num_tokens: int) -> list[int]:
         """Up to `num_tokens` tokens in float32, EOS included, for one prompt alone."""
-        generated = self._model.generate(
+        generated = self._model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             torch.tensor([token_ids]),
             attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
             do_sample=False,

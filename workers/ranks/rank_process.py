@@ -80,14 +80,16 @@ def _serve(spec: RankSpec, commands: Mailbox, reports: Mailbox, engine: ProcessP
 def _join_group(spec: RankSpec, device: torch.device) -> TensorParallelGroup:
     if spec.size == 1:
         return SingleRank()
+    timeout_s = spec.config.step_timeout_s
     store = FileStore(spec.rendezvous_path, spec.size)
-    store.set_timeout(timedelta(seconds=spec.config.step_timeout_s))
+    store.set_timeout(timedelta(seconds=timeout_s))
+    if device.type == "cpu" and spec.config.cpu_collectives == "shared_memory":
+        # Imported here: a CUDA rank has no use for Numba.
+        from pageray.workers.shared_memory_group import SharedMemoryGroup
+
+        return SharedMemoryGroup(store=store, rank=spec.rank, size=spec.size, timeout_s=timeout_s)
     return TorchDistributedGroup(
-        store=store,
-        rank=spec.rank,
-        size=spec.size,
-        device=device,
-        timeout_s=spec.config.step_timeout_s,
+        store=store, rank=spec.rank, size=spec.size, device=device, timeout_s=timeout_s
     )
 
 

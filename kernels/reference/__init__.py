@@ -1,0 +1,28 @@
+"""Every operation in plain torch: the definition of correct, on any device."""
+
+from pageray.kernels.ops import Ops
+from pageray.kernels.reference.copy_blocks import copy_blocks
+from pageray.kernels.reference.draw_uniform import draw_uniform
+from pageray.kernels.reference.linear import pack_linear
+from pageray.kernels.reference.paged_attention import paged_attention
+from pageray.kernels.reference.penalties import apply_penalties
+from pageray.kernels.reference.rms_norm import add_rms_norm, rms_norm
+from pageray.kernels.reference.rope import apply_rope
+from pageray.kernels.reference.sample import sample
+from pageray.kernels.reference.silu_mul import silu_mul
+from pageray.kernels.reference.write_kv import write_kv
+
+OPS = Ops(
+    name="reference",
+    pack_linear=pack_linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    apply_rope=apply_rope,
+    silu_mul=silu_mul,
+    write_kv=write_kv,
+    copy_blocks=copy_blocks,
+    paged_attention=paged_attention,
+    apply_penalties=apply_penalties,
+    draw_uniform=draw_uniform,
+    sample=sample,
+)

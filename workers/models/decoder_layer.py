@@ -1,0 +1,143 @@
+"""One decoder layer's weights as a rank holds them: column-parallel in, row-parallel out.
+
+Megatron-LM's split (Shoeybi et al. 2019, arXiv:1909.08053): q, k, v, gate and up are cut by
+output rows, o and down by input columns, so that each half of the layer ends in one all-reduce.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pageray.cluster.head_partition import RankShard, split_range
+from pageray.kernels.ops import Linear, Ops
+from pageray.workers.models.spec import ModelSpec
+from pageray.workers.models.weights import Checkpoint
+from pageray.workers.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderLayer:
+    """A layer's shard. `qkv` gives [T, (H + 2K) * D]: q heads, then k heads, then v heads."""
+
+    input_norm_E: Tensor
+    qkv: Linear
+    q_norm_D: Tensor | None
+    """With k_norm_D, or both None: the model's `has_qk_norm`."""
+    k_norm_D: Tensor | None
+    o: Linear
+    post_attention_norm_E: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int
+
+
+@dataclass(frozen=True)
+class _LayerLoader:
+    """Reads the parts of layer `index` that rank `tp.rank` holds."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    index: int
+    shard: RankShard
+    tp: TensorParallelGroup
+
+    def _name(self, suffix: str) -> str:
+        return f"model.layers.{self.index}.{suffix}"
+
+    def vector(self, suffix: str, length: int) -> Tensor:
+        return self.checkpoint.read(self._name(suffix), (length,))
+
+    def column_parallel(
+        self, module: str, num_rows: int, rows: tuple[int, int], has_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(weight, bias) rows [start, end) of a [num_rows, E] projection."""
+        shape = (num_rows, self.spec.hidden_size)
+        weight = self.checkpoint.read(self._name(f"{module}.weight"), shape, rows=rows)
+        if not has_bias:
+            return weight, None
+        return weight, self.checkpoint.read(self._name(f"{module}.bias"), (num_rows,), rows=rows)
+
+    def row_parallel(
+        self, module: str, num_columns: int, columns: tuple[int, int], has_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(weight columns [start, end), bias) of an [E, num_columns] projection.
+
+        The ranks' outputs are summed, so the bias is added on rank 0 alone.
+        """
+        shape = (self.spec.hidden_size, num_columns)
+        weight = self.checkpoint.read(self._name(f"{module}.weight"), shape, columns=columns)
+        if not has_bias or self.tp.rank != 0:
+            return weight, None
+        return weight, self.vector(f"{module}.bias", self.spec.hidden_size)
+
+
+def load_layer(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    index: int,
+    *,
+    shard: RankShard,
+    tp: TensorParallelGroup,
+    ops: Ops,
+) -> DecoderLayer:
+    """Read and pack one layer. Raises `ModelLoadError` as `Checkpoint.read` does."""
+    loader = _LayerLoader(checkpoint, spec, index, shard, tp)
+    has_qk_norm = spec.has_qk_norm
+    return DecoderLayer(
+        input_norm_E=loader.vector("input_layernorm.weight", spec.hidden_size),
+        qkv=_load_qkv(loader, ops),
+        q_norm_D=loader.vector("self_attn.q_norm.weight", spec.head_dim) if has_qk_norm else None,
+        k_norm_D=loader.vector("self_attn.k_norm.weight", spec.head_dim) if has_qk_norm else None,
+        o=_load_o(loader, ops),
+        post_attention_norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
+        gate_up=_load_gate_up(loader, ops),
+        down=_load_down(loader, ops),
+        window=spec.layer_windows[index],
+    )
+
+
+def _load_qkv(loader: _LayerLoader, ops: Ops) -> Linear:
+    spec, shard = loader.spec, loader.shard
+    q_rows = (shard.q_start * spec.head_dim, shard.q_end * spec.head_dim)
+    kv_rows = (shard.kv_start * spec.head_dim, shard.kv_end * spec.head_dim)
+    num_q_rows, num_kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = (
+        loader.column_parallel("self_attn.q_proj", num_q_rows, q_rows, spec.qkv_bias),
+        loader.column_parallel("self_attn.k_proj", num_kv_rows, kv_rows, spec.qkv_bias),
+        loader.column_parallel("self_attn.v_proj", num_kv_rows, kv_rows, spec.qkv_bias),
+    )
+    return _pack_stacked(parts, ops)
+
+
+def _load_gate_up(loader: _LayerLoader, ops: Ops) -> Linear:
+    spec = loader.spec
+    rows = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
+    parts = (
+        loader.column_parallel("mlp.gate_proj", spec.intermediate_size, rows, spec.mlp_bias),
+        loader.column_parallel("mlp.up_proj", spec.intermediate_size, rows, spec.mlp_bias),
+    )
+    return _pack_stacked(parts, ops)
+
+
+def _load_o(loader: _LayerLoader, ops: Ops) -> Linear:
+    spec, shard = loader.spec, loader.shard
+    columns = (shard.q_start * spec.head_dim, shard.q_end * spec.head_dim)
+    num_columns = spec.num_heads * spec.head_dim
+    has_bias = spec.attention_output_bias
+    return ops.pack_linear(*loader.row_parallel("self_attn.o_proj", num_columns, columns, has_bias))
+
+
+def _load_down(loader: _LayerLoader, ops: Ops) -> Linear:
+    spec = loader.spec
+    columns = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
+    return ops.pack_linear(
+        *loader.row_parallel("mlp.down_proj", spec.intermediate_size, columns, spec.mlp_bias)
+    )
+
+
+def _pack_stacked(parts: tuple[tuple[Tensor, Tensor | None], ...], ops: Ops) -> Linear:
+    """One projection that gives the parts' outputs side by side: one large matrix product."""
+    weight = torch.cat([weight for weight, _ in parts])
+    biases = [bias for _, bias in parts if bias is not None]
+    return ops.pack_linear(weight, torch.cat(biases) if biases else None)

@@ -1,0 +1,158 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) on paged KV memory, one rank's shard of it.
+
+Shape suffixes as in `pageray.kernels.ops`; L is the number of layers.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pageray.cluster.head_partition import RankShard
+from pageray.kernels.ops import Ops, RaggedBatch
+from pageray.workers.models.decoder_layer import DecoderLayer, load_layer
+from pageray.workers.models.rope import cos_sin_table
+from pageray.workers.models.spec import ModelSpec
+from pageray.workers.models.vocab_parallel import (
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    load_vocabulary,
+)
+from pageray.workers.models.weights import Checkpoint
+from pageray.workers.tensor_parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True)
+class _AttentionStep:
+    """What every layer's attention needs to know of a step; see `LlamaModel.forward`."""
+
+    positions_T: Tensor
+    slot_mapping_T: Tensor
+    batch: RaggedBatch
+
+
+class LlamaModel:
+    """A rank's shard of a model. Stateless between steps: what it remembers is in the pool."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        embedding: VocabParallelEmbedding,
+        layers: tuple[DecoderLayer, ...],
+        final_norm_E: Tensor,
+        head: VocabParallelHead,
+        cos_sin_LD: Tensor,
+        shard: RankShard,
+        tp: TensorParallelGroup,
+        ops: Ops,
+    ) -> None:
+        self.spec = spec
+        self._embedding = embedding
+        self._layers = layers
+        # After layer i comes the norm of layer i + 1's input, after the last one the final norm.
+        self._next_norms = (*(layer.input_norm_E for layer in layers[1:]), final_norm_E)
+        self._head = head
+        self._cos_sin_LD = cos_sin_LD
+        self._head_counts = [shard.num_q_heads, shard.num_kv_heads, shard.num_kv_heads]
+        self._scale = spec.head_dim**-0.5
+        self._tp = tp
+        self._ops = ops
+
+    @torch.inference_mode()
+    def forward(  # noqa: PLR0917  # one step's six tensors, in the order they are used
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        pool: Tensor,
+        slot_mapping_T: Tensor,
+        batch: RaggedBatch,
+        logit_rows_R: Tensor,
+    ) -> Tensor | None:
+        """Compute one step: write the KV of T tokens and return the logits of R of them.
+
+        token_ids_T, positions_T, slot_mapping_T: int64 [T], T >= 1. pool: [B, L, 2, K, P, D],
+        written in place. logit_rows_R: int64 [R], the rows of T whose next token is asked for;
+        may be empty. Returns float32 [R, vocab_size] on rank 0 and None on the other ranks. All
+        ranks must be called with the same step.
+        """
+        ops, eps, all_reduce = self._ops, self.spec.rms_norm_eps, self._tp.all_reduce
+        kv_layers = pool.unbind(1)
+        last = len(self._layers) - 1
+        step = _AttentionStep(positions_T, slot_mapping_T, batch)
+        residual_TE = self._embedding(token_ids_T)
+        x_TE = ops.rms_norm(residual_TE, self._layers[0].input_norm_E, eps)
+        for index, layer in enumerate(self._layers):
+            attended_TE = self._attend(layer, x_TE, kv_layers[index], step)
+            if index == last:
+                # All KV is written: from here on only the rows whose logits are asked for matter.
+                if logit_rows_R.shape[0] == 0:
+                    return self._no_logits(pool.device)
+                attended_TE = attended_TE.index_select(0, logit_rows_R)
+                residual_TE = residual_TE.index_select(0, logit_rows_R)
+            x_TE = layer.o(attended_TE)
+            all_reduce(x_TE)
+            x_TE = ops.add_rms_norm(x_TE, residual_TE, layer.post_attention_norm_E, eps)
+            x_TE = layer.down(ops.silu_mul(layer.gate_up(x_TE)))
+            all_reduce(x_TE)
+            x_TE = ops.add_rms_norm(x_TE, residual_TE, self._next_norms[index], eps)
+        return self._head(x_TE)
+
+    def _attend(
+        self, layer: DecoderLayer, x_TE: Tensor, kv_B2KPD: Tensor, step: _AttentionStep
+    ) -> Tensor:
+        """[T, H * D]: the attention of this rank's heads, after writing their K and V."""
+        ops = self._ops
+        qkv_T = layer.qkv(x_TE)
+        heads = qkv_T.view(qkv_T.shape[0], -1, self.spec.head_dim)
+        q_THD, k_TKD, v_TKD = heads.split_with_sizes(self._head_counts, dim=1)
+        if layer.q_norm_D is not None and layer.k_norm_D is not None:
+            q_THD = ops.rms_norm(q_THD, layer.q_norm_D, self.spec.rms_norm_eps)
+            k_TKD = ops.rms_norm(k_TKD, layer.k_norm_D, self.spec.rms_norm_eps)
+        ops.apply_rope(q_THD, k_TKD, step.positions_T, self._cos_sin_LD)
+        ops.write_kv(k_TKD, v_TKD, kv_B2KPD, step.slot_mapping_T)
+        out_THD = ops.paged_attention(q_THD, kv_B2KPD, step.batch, self._scale, layer.window)
+        return out_THD.flatten(1)
+
+    def _no_logits(self, device: torch.device) -> Tensor | None:
+        if self._tp.rank != 0:
+            return None
+        return torch.empty((0, self.spec.vocab_size), dtype=torch.float32, device=device)
+
+
+@torch.inference_mode()
+def load_model(
+    folder: Path,
+    spec: ModelSpec,
+    *,
+    shard: RankShard,
+    tp: TensorParallelGroup,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LlamaModel:
+    """Read rank `tp.rank`'s weights from `folder`, cast to `dtype`, onto `device`.
+
+    `shard` is that rank's entry of `partition_heads(spec.num_heads, spec.num_kv_heads, tp.size)`.
+    Raises `ModelLoadError` for weights that are missing, damaged or not of the spec's shapes.
+    """
+    with Checkpoint(folder, dtype, device) as checkpoint:
+        embedding, head = load_vocabulary(checkpoint, spec, tp, ops)
+        layers = tuple(
+            load_layer(checkpoint, spec, index, shard=shard, tp=tp, ops=ops)
+            for index in range(spec.num_layers)
+        )
+        final_norm_E = checkpoint.read("model.norm.weight", (spec.hidden_size,))
+    cos_sin_LD = cos_sin_table(spec.rope, spec.rotary_dim, spec.max_position).to(device)
+    return LlamaModel(
+        spec,
+        embedding=embedding,
+        layers=layers,
+        final_norm_E=final_norm_E,
+        head=head,
+        cos_sin_LD=cos_sin_LD,
+        shard=shard,
+        tp=tp,
+        ops=ops,
+    )
