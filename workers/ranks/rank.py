@@ -93,8 +93,9 @@ class Rank:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step; the sampled tokens are in the result on rank 0 only.
 
-        That rank 0 answers means that every rank has written its KV: rank 0's last layer waits
-        in an all-reduce for what the others computed from it.
+        Steps run one after the other, so a later step finds on each rank what earlier ones wrote
+        there. Rank 0's answer alone does not say that the other ranks' last pages are written:
+        whoever reads pages from outside must hear it from their rank.
         """
         self._store.apply(plan)
         return self._run(plan)
