@@ -3,4 +3,6 @@
 import sys
 from pathlib import Path
 
+import pageray  # noqa: F401  # before torch: it sets how OpenMP waits
+
 sys.path.insert(0, str(Path(__file__).parent / "support"))

@@ -32,7 +32,8 @@ def _sample_row(
     if temperature == 0.0:
         return int(logits_V.argmax().item())
     weights_V = relative_weights(logits_V, temperature)
-    weights_V = torch.where(_kept(logits_V, weights_V, top_k, top_p, min_p), weights_V, 0.0)
+    is_kept_V = kept_tokens(logits_V, weights_V, top_k=top_k, top_p=top_p, min_p=min_p)
+    weights_V = torch.where(is_kept_V, weights_V, 0.0)
     running_V = weights_V.cumsum(dim=0)
     is_past_V = running_V > uniform * running_V[-1]
     if is_past_V.any():
@@ -48,7 +49,9 @@ def relative_weights(logits_V: Tensor, temperature: float) -> Tensor:
     return torch.where(logits_V == largest, 1.0, weights_V)
 
 
-def _kept(logits_V: Tensor, weights_V: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+def kept_tokens(
+    logits_V: Tensor, weights_V: Tensor, *, top_k: int, top_p: float, min_p: float
+) -> Tensor:
     """bool [V]: the tokens that top_k, then top_p, then min_p leave."""
     is_kept_V = torch.ones_like(logits_V, dtype=torch.bool)
     if 0 < top_k < logits_V.shape[0]:

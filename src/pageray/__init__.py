@@ -5,6 +5,7 @@ first used, since the processes that need the one should not pay for the other.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from pageray.router.builder import build_llm_deployment, build_openai_app
     from pageray.router.llm import LLM
     from pageray.router.llm_config import LLMConfig, LLMServingArgs
+
+# OpenMP threads that wait for each other should sleep, not spin. A server's other processes share
+# the cores; when one of them takes a core, spinning threads wait for a thread that cannot run, and a
+# step takes ten times as long. Read once, when torch loads OpenMP; a value set outside wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 

@@ -97,7 +97,7 @@ def test_many_streams_at_once_equal_each_alone(engine: AsyncEngine) -> None:
 
 def test_closing_a_stream_aborts_its_request(engine: AsyncEngine) -> None:
     async def main() -> None:
-        stream = engine.generate(request_of("a", n=4, max_tokens=400))
+        stream = engine.generate(request_of("a", n=4, max_tokens=200))
         await anext(stream)
         assert await held_blocks(engine) > 0
         await stream.aclose()

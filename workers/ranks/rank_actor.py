@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.errors import EngineDeadError
 from pageray.workers.ranks.launcher import RankProcess
-from pageray.workers.ranks.messages import RankSpec, decode_rank_spec, encode
+from pageray.workers.ranks.messages import RankSpec, encode
 
 START_TIMEOUT_S = 120.0
 
@@ -31,6 +31,8 @@ class RankActor:
 
     def run(self, spec: bytes) -> None:
         """Serve steps on a thread of its own until the engine stops or dies; returns at once."""
+        # Ray pickles this class, and with it every global it names: a decoder cannot be.
+        from pageray.workers.ranks.messages import decode_rank_spec
         from pageray.workers.ranks.rank_process import run_rank
 
         self._thread = threading.Thread(

@@ -1,0 +1,1 @@
+"""One module per `pageray` sub-command; each has `add_parser(subparsers)`."""

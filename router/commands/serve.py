@@ -1,0 +1,113 @@
+"""`pageray serve`: from a configuration to a server that answers, and down again."""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pageray.router.commands.subparsers import Subparsers
+from pageray.router.config_file import DEFAULT_CONFIG
+from pageray.router.embedded_folder import find_embedded_folder
+from pageray.router.http_port import check_port_is_free
+from pageray.router.readiness import wait_until_healthy
+from pageray.router.serve_plan import ServePlan, make_plan
+
+if TYPE_CHECKING:
+    from pageray.router.ray_cluster import RayCluster
+
+_HEALTHY_TIMEOUT_S = 120.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("serve", help="run a configuration on this machine")
+    parser.add_argument(
+        "config",
+        nargs="?",
+        default=DEFAULT_CONFIG,
+        help="a Serve YAML file or the name of a packaged one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="change one value of the configuration, such as engine_kwargs.max_model_len=2048",
+    )
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: 8000)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM. Raises `PageRayError` when it cannot be started."""
+    started_s = time.monotonic()
+    plan = make_plan(arguments.config, arguments.set, arguments.host, arguments.port)
+    signal.signal(signal.SIGTERM, _interrupt)
+    # Serve's logs go to its files; what our own code logs still reaches this terminal. Read when
+    # ray.serve is imported, here and in the processes of a cluster that we start.
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    # The models, Ray and the modules below come in parallel: each alone takes seconds.
+    with ThreadPoolExecutor(max_workers=2) as executor:
+        from pageray.router.ray_cluster import RayCluster
+
+        cluster = RayCluster()
+        if cluster.is_own:
+            check_port_is_free(plan.host, plan.port)
+        models = [executor.submit(_resolve, source) for source in plan.model_sources]
+        try:
+            cluster.start()
+            # Ray has put a handler of its own in place, which dumps stacks and aborts.
+            signal.signal(signal.SIGTERM, _interrupt)
+            _start(cluster, plan, models)
+            _say_ready(plan, time.monotonic() - started_s)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("Stopping.", file=sys.stderr)
+        finally:
+            cluster.stop()
+    return 0
+
+
+def _start(cluster: "RayCluster", plan: ServePlan, models: "list[Future[Path]]") -> None:
+    cluster.start_serve(plan.http_options, plan.tree)
+
+    from ray.serve import RunTarget
+
+    from pageray.router.builder import build_openai_app
+
+    targets = [
+        RunTarget(build_openai_app(app.args), name=app.name, route_prefix=app.route_prefix)
+        for app in plan.applications
+    ]
+    for model in models:
+        model.result()
+    cluster.run(targets)
+    for app in plan.applications:
+        wait_until_healthy(plan.client_host, plan.port, app.route_prefix, _HEALTHY_TIMEOUT_S)
+
+
+def _resolve(source: str) -> Path:
+    """Fetch the model where the replicas will look for it, with progress on this terminal."""
+    fetched = find_embedded_folder(source)
+    if fetched is not None:
+        return fetched
+    from pageray.workers.model_store.resolve import resolve_model
+
+    return resolve_model(source)
+
+
+def _say_ready(plan: ServePlan, took_s: float) -> None:
+    names = ", ".join(plan.model_ids)
+    base = f"http://{plan.client_host}:{plan.port}"
+    prefix = plan.applications[0].route_prefix.rstrip("/")
+    print(f"PageRay ready: {names} at {base}{prefix}/v1 ({took_s:.1f} s)", flush=True)
+
+
+def _interrupt(signal_number: int, frame: object) -> None:
+    """SIGTERM is Ctrl-C: it unwinds start-up and waiting alike, through the same `finally`."""
+    raise KeyboardInterrupt

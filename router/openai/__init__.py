@@ -1,0 +1,1 @@
+"""The OpenAI HTTP protocol as data: requests, responses, events."""
