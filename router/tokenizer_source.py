@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pageray.cluster.errors import ModelLoadError
-from pageray.router.embedded_folder import find_embedded_folder
 from pageray.workers.model_store.embedded import find_embedded
+from pageray.workers.model_store.fetch import fetch_embedded
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,12 +22,7 @@ def resolve_tokenizer_folder(source: str) -> Path:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
-    fetched = find_embedded_folder(source)
-    if fetched is not None:
-        return fetched
     if find_embedded(source) is not None:
-        from pageray.workers.model_store.fetch import fetch_embedded
-
         return fetch_embedded(source, progress=False)
     return _download_tokenizer(source)
 

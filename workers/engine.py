@@ -13,7 +13,6 @@ from pageray.cluster.ids import RequestId
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
 from pageray.workers.model_store.resolve import resolve_model
 from pageray.workers.ranks.executor import Executor
-from pageray.workers.ranks.in_process import InProcessExecutor
 from pageray.workers.ranks.launcher import ChildProcessLauncher, RankLauncher
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.process_executor import ProcessExecutor
@@ -170,6 +169,9 @@ class Engine:
 
 def _executor(config: EngineConfig, folder: Path, launcher: RankLauncher | None) -> Executor:
     if launcher is None and config.tensor_parallel_size == 1:
+        # Imported only here: it brings torch, which an engine with rank processes never needs.
+        from pageray.workers.ranks.in_process import InProcessExecutor
+
         return InProcessExecutor(config, folder)
     return ProcessExecutor(config, folder, launcher or ChildProcessLauncher())
 

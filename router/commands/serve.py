@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from pageray.router.commands.subparsers import Subparsers
 from pageray.router.config_file import DEFAULT_CONFIG
-from pageray.router.embedded_folder import find_embedded_folder
 from pageray.router.http_port import check_port_is_free
 from pageray.router.readiness import wait_until_healthy
 from pageray.router.serve_plan import ServePlan, make_plan
+from pageray.workers.model_store.resolve import resolve_model
 
 if TYPE_CHECKING:
     from pageray.router.ray_cluster import RayCluster
@@ -93,11 +93,6 @@ def _start(cluster: "RayCluster", plan: ServePlan, models: "list[Future[Path]]")
 
 def _resolve(source: str) -> Path:
     """Fetch the model where the replicas will look for it, with progress on this terminal."""
-    fetched = find_embedded_folder(source)
-    if fetched is not None:
-        return fetched
-    from pageray.workers.model_store.resolve import resolve_model
-
     return resolve_model(source)
 
 

@@ -9,7 +9,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pageray.cluster.errors import InvalidParameterError, ModelLoadError
 from pageray.router.chat_template import ChatTemplate
-from pageray.router.embedded_folder import find_embedded_folder
 from pageray.router.served_model import load_sampling_defaults
 from pageray.router.tokenizer import Tokenizer, load_tokenizer_config
 from pageray.router.tokenizer_source import resolve_tokenizer_folder
@@ -135,7 +134,6 @@ def test_generation_config_gives_sampling_defaults(tmp_path: Path) -> None:
 
 
 def test_a_fetched_model_is_found_where_fetching_puts_it(model_folder: Path) -> None:
-    assert find_embedded_folder("SmolLM2-135M-Instruct") == model_folder
-    assert find_embedded_folder("no-such-model") is None
+    assert resolve_tokenizer_folder("SmolLM2-135M-Instruct") == model_folder
     assert resolve_tokenizer_folder("smollm2-135m") == model_folder
     assert resolve_tokenizer_folder(str(model_folder)) == model_folder

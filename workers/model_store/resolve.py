@@ -7,7 +7,6 @@ from pathlib import Path
 from pageray.cluster.errors import ModelLoadError
 from pageray.workers.model_store.embedded import embedded_names, find_embedded
 from pageray.workers.model_store.fetch import fetch_embedded
-from pageray.workers.model_store.hub import download_snapshot
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -37,6 +36,8 @@ def resolve_model(
             f"Model {source!r} is neither a folder, nor a hub id (owner/name), nor an embedded "
             f"model ({embedded_names()})."
         )
+    from pageray.workers.model_store.hub import download_snapshot  # slow to import, seldom needed
+
     return require_model_folder(download_snapshot(source, revision))
 
 

@@ -144,7 +144,7 @@ def test_disk_that_fills_up_while_writing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pageray.workers.model_store.fetch.convert_gguf", full)
+    monkeypatch.setattr("pageray.workers.model_store.gguf_model.convert_gguf", full)
     assert_fails_cleanly(wheel.model, tmp_path / "cache", "No space left on device")
 
 
