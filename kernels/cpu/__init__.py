@@ -1,0 +1,35 @@
+"""Every operation on the CPU: Numba, and oneDNN for the matrix products.
+
+Anatomy of a file: the formula, the launcher that checks and counts, the kernel for a range of rows,
+and the kernel that spreads the rows over threads.
+"""
+
+from pageray.kernels.cpu.copy_blocks import copy_blocks
+from pageray.kernels.cpu.draw_uniform import draw_uniform
+from pageray.kernels.cpu.linear import pack_linear
+from pageray.kernels.cpu.paged_attention import paged_attention
+from pageray.kernels.cpu.penalties import apply_penalties
+from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
+from pageray.kernels.cpu.rope import apply_rope
+from pageray.kernels.cpu.sample import sample
+from pageray.kernels.cpu.silu_mul import silu_mul
+from pageray.kernels.cpu.warm_up import warm_up
+from pageray.kernels.cpu.write_kv import write_kv
+from pageray.kernels.ops import Ops
+
+__all__ = ["OPS", "warm_up"]
+
+OPS = Ops(
+    name="cpu",
+    pack_linear=pack_linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    apply_rope=apply_rope,
+    silu_mul=silu_mul,
+    write_kv=write_kv,
+    copy_blocks=copy_blocks,
+    paged_attention=paged_attention,
+    apply_penalties=apply_penalties,
+    draw_uniform=draw_uniform,
+    sample=sample,
+)

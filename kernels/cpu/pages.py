@@ -1,0 +1,24 @@
+"""How one layer of the pool lies in memory."""
+
+from torch import Tensor
+
+from pageray.kernels.cpu.memory import require_float
+
+PageLayout = tuple[int, int, int, int, int, int]
+"""Block stride, plane stride (K to V), KV head stride, all in elements; number of KV heads, block
+size P, head dim D. Inside a [P, D] tile a token's D elements follow the previous token's."""
+
+
+def page_layout(kv_B2KPD: Tensor) -> PageLayout:
+    """Raises ValueError unless the view is [B, 2, K, P, D] with contiguous [P, D] tiles."""
+    if kv_B2KPD.dim() != 5 or kv_B2KPD.shape[1] != 2:
+        raise ValueError(f"kv has shape {tuple(kv_B2KPD.shape)}; it must be (B, 2, K, P, D)")
+    require_float("kv", kv_B2KPD)
+    _, _, num_kv_heads, block_size, head_dim = kv_B2KPD.shape
+    block_stride, plane_stride, head_stride, slot_stride, _ = kv_B2KPD.stride()
+    if slot_stride != head_dim and block_size > 1:
+        raise ValueError(
+            f"kv has stride {slot_stride} between token slots; it must be the head dim "
+            f"({head_dim}), so that a head's page is one run of bytes"
+        )
+    return block_stride, plane_stride, head_stride, num_kv_heads, block_size, head_dim
