@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from pageray.router.llm import LLM
     from pageray.router.llm_config import LLMConfig, LLMServingArgs
 
-# OpenMP threads that wait for each other should sleep, not spin. A server's other processes share
-# the cores; when one of them takes a core, spinning threads wait for a thread that cannot run, and a
-# step takes ten times as long. Read once, when torch loads OpenMP; a value set outside wins.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP threads that wait for each other should spin for microseconds, then sleep. A server's other
+# processes share the cores; when one of them takes a core, threads that keep spinning wait for a
+# thread that cannot run, and a step takes up to ten times as long. Read once, when torch loads
+# OpenMP; values set outside win.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 __version__ = "0.1.0"
 
