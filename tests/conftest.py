@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
-import pageray  # noqa: F401  # before torch: it sets how OpenMP waits
+# Before torch: it sets how OpenMP waits.
+import pageray  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
