@@ -30,8 +30,8 @@ def test_report_has_every_figure_and_they_fit_together(
     assert report["ttft_ms"]["p99"] <= 1e3 * report["elapsed_s"]
     assert 0 < report["kv_waste"] < 1
     assert report["preemptions"] >= 0
-    # 12 blocks cannot hold six requests of three blocks each: they wait for each other.
-    assert report["num_steps"] > 10
+    # At most four sequences run at once, so six requests need more steps than one wave of five.
+    assert report["num_steps"] > 5
     assert report["computed_tokens"] < 6 * 44
     assert report["machine"]["cores"] >= 1
     assert report["machine"]["cpu"]

@@ -3,36 +3,12 @@
 import multiprocessing
 import os
 import signal
-import threading
-from multiprocessing.connection import Connection
 
 import pytest
 
+from mailbox_jobs import CAPACITY, message_of, no_pulse, read_all, read_one_then_hang
 from pageray.workers.channel.mailbox import Mailbox, PeerDeadError
 from pageray.workers.channel.pulse import ProcessPulse
-
-CAPACITY = 4096
-SIZES = (0, 1, 63, CAPACITY - 1, CAPACITY, CAPACITY + 1, 5 * CAPACITY + 7)
-
-
-def no_pulse() -> None:
-    pass
-
-
-def message_of(number: int) -> bytes:
-    return bytes((number + i) % 251 for i in range(SIZES[number % len(SIZES)]))
-
-
-def read_all(path: str, num_readers: int, reader: int, count: int, answer: Connection) -> None:
-    mailbox = Mailbox.open(path, num_readers, CAPACITY)
-    answer.send([mailbox.read(reader, no_pulse) for _ in range(count)])
-
-
-def read_one_then_hang(path: str, answer: Connection) -> None:
-    mailbox = Mailbox.open(path, 1, CAPACITY)
-    mailbox.read(0, no_pulse)
-    answer.send("read")
-    threading.Event().wait()
 
 
 @pytest.mark.parametrize("num_readers", [1, 3])
@@ -46,9 +22,15 @@ def test_every_reader_gets_every_message_in_order(num_readers: int) -> None:
     ]
     for process in readers:
         process.start()
+    pulses = [ProcessPulse(process.pid or 0, "a reader") for process in readers]
+
+    def all_alive() -> None:
+        for pulse in pulses:
+            pulse()
+
     sent = [message_of(number) for number in range(40)]
     for message in sent:
-        mailbox.write(message, no_pulse)
+        mailbox.write(message, all_alive)
     for pipe, process in zip(pipes, readers, strict=True):
         assert pipe[0].recv() == sent
         process.join(10)
