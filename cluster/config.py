@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: int = 16
     """Token slots in a block."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes of KV pool per rank. None: from gpu_memory_utilization on CUDA, 1 GiB on CPU."""
+    """Bytes of KV pool per rank. None: from gpu_memory_utilization on CUDA, 512 MiB on CPU."""
     num_gpu_blocks_override: int | None = None
     """Number of usable blocks, whatever the memory says (vLLM's name; holds for CPU too)."""
     gpu_memory_utilization: float = 0.9

@@ -2,18 +2,25 @@
 
 import http.client
 import time
+from collections.abc import Callable
 
 from pageray.cluster.errors import ServerError
 
 _POLL_S = 0.05
-_REQUEST_TIMEOUT_S = 10.0
+_CHECK_S = 1.0
+_REQUEST_TIMEOUT_S = 2.0
+"""A request is held while no replica is there; a failed start should be noticed sooner."""
 
 
-def wait_until_healthy(host: str, port: int, route_prefix: str, timeout_s: float) -> None:
+def wait_until_healthy(
+    host: str, port: int, route_prefix: str, timeout_s: float, check: Callable[[], None]
+) -> None:
     """Return when GET `<route_prefix>/health` answers 200: the ingress has its tokenizer and the
-    engine is alive. Raises `ServerError` with the last answer after `timeout_s`."""
+    engine is alive. Raises `ServerError` with the last answer after `timeout_s`, and whatever
+    `check` raises, which is called once a second meanwhile."""
     path = route_prefix.rstrip("/") + "/health"
     deadline = time.monotonic() + timeout_s
+    next_check = time.monotonic() + _CHECK_S
     while True:
         answer = _ask(host, port, path)
         if answer == "200":
@@ -22,6 +29,9 @@ def wait_until_healthy(host: str, port: int, route_prefix: str, timeout_s: float
             raise ServerError(
                 f"http://{host}:{port}{path} is not healthy after {timeout_s:.0f} s: {answer}."
             )
+        if time.monotonic() > next_check:
+            check()
+            next_check = time.monotonic() + _CHECK_S
         time.sleep(_POLL_S)
 
 

@@ -1,9 +1,10 @@
 """Compiles what an engine will call, before its first request has to wait for it."""
 
+import pathlib
 from typing import cast
 
 import torch
-from numba.core import event
+from numba.core import config, event
 
 from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
@@ -16,6 +17,12 @@ from pageray.kernels.cpu.sample import sample
 from pageray.kernels.cpu.silu_mul import silu_mul
 from pageray.kernels.cpu.write_kv import write_kv
 from pageray.kernels.ops import PenaltyRows, RaggedBatch, SamplingRows
+
+
+def is_cold() -> bool:
+    """Whether nothing is compiled yet on this machine, for these sources."""
+    folder = pathlib.Path(cast("str", vars(config)["CACHE_DIR"]))
+    return not folder.is_dir() or not any(folder.iterdir())
 
 
 def warm_up(

@@ -1,6 +1,7 @@
 """`pageray serve`: from a configuration to a server that answers, and down again."""
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -20,7 +21,8 @@ from pageray.workers.model_store.resolve import resolve_model
 if TYPE_CHECKING:
     from pageray.router.ray_cluster import RayCluster
 
-_HEALTHY_TIMEOUT_S = 120.0
+_HEALTHY_TIMEOUT_S = 1800.0
+"""Large models take minutes to load; a start that fails is noticed long before."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -58,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         cluster = RayCluster()
         if cluster.is_own:
             check_port_is_free(plan.host, plan.port)
-        models = [executor.submit(_resolve, source) for source in plan.model_sources]
+        models = [executor.submit(resolve_model, source) for source in plan.model_sources]
+        executor.submit(importlib.import_module, "pageray.router.builder")
         try:
             cluster.start()
             # Ray has put a handler of its own in place, which dumps stacks and aborts.
@@ -86,14 +89,15 @@ def _start(cluster: "RayCluster", plan: ServePlan, models: "list[Future[Path]]")
     ]
     for model in models:
         model.result()
-    cluster.run(targets)
+    cluster.deploy(targets)
     for app in plan.applications:
-        wait_until_healthy(plan.client_host, plan.port, app.route_prefix, _HEALTHY_TIMEOUT_S)
-
-
-def _resolve(source: str) -> Path:
-    """Fetch the model where the replicas will look for it, with progress on this terminal."""
-    return resolve_model(source)
+        wait_until_healthy(
+            plan.client_host,
+            plan.port,
+            app.route_prefix,
+            _HEALTHY_TIMEOUT_S,
+            cluster.check_deploying,
+        )
 
 
 def _say_ready(plan: ServePlan, took_s: float) -> None:

@@ -1,5 +1,7 @@
 """One rank: its shard of the weights, its pages, and the steps it runs on them."""
 
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -22,7 +24,9 @@ from pageray.workers.sequence_store import SequenceStore, StoredSequence
 from pageray.workers.step_inputs import build_step_inputs
 from pageray.workers.tensor_parallel import TensorParallelGroup
 
-DEFAULT_CPU_POOL_BYTES = 1 << 30
+logger = logging.getLogger(__name__)
+
+DEFAULT_CPU_POOL_BYTES = 1 << 29
 CUDA_RESERVE_BYTES = 512 << 20
 """Left free on a CUDA device beside what the profile step needed: allocator slack, NCCL."""
 
@@ -65,15 +69,18 @@ class Rank:
 
     def load(self) -> RankReport:
         """Read this rank's weights; say what the model is and how many blocks would fit."""
-        self._model = load_model(
-            self._folder,
-            self._spec,
-            shard=self._shard,
-            tp=self._tp,
-            ops=self._ops,
-            dtype=self._dtype,
-            device=self._device,
-        )
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            kernels = executor.submit(self._compile_kernels)
+            self._model = load_model(
+                self._folder,
+                self._spec,
+                shard=self._shard,
+                tp=self._tp,
+                ops=self._ops,
+                dtype=self._dtype,
+                device=self._device,
+            )
+            kernels.result()
         return RankReport(
             max_blocks=self._count_blocks(),
             page_bytes=self._layout.page_bytes,
@@ -83,6 +90,22 @@ class Rank:
             vocab_size=self._spec.vocab_size,
             max_position=self._spec.max_position,
             eos_token_ids=self._spec.eos_token_ids,
+        )
+
+    def _compile_kernels(self) -> None:
+        """On CPU: load every kernel from the disk, or compile it there once per machine."""
+        if self._device.type != "cpu":
+            return
+        from pageray.kernels.cpu.warm_up import is_cold, warm_up
+
+        if is_cold():
+            logger.warning("Compiling the CPU kernels for this machine: about a minute, once.")
+        warm_up(
+            self._shard.num_q_heads,
+            self._shard.num_kv_heads,
+            self._spec.head_dim,
+            self._config.block_size,
+            self._kv_dtype,
         )
 
     def allocate(self, num_blocks: int) -> None:

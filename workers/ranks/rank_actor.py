@@ -82,8 +82,6 @@ class RayLauncher:
         options: dict[str, object] = {
             "num_cpus": 0,
             "max_restarts": 0,
-            # Read when the OpenMP runtime starts, which is before any code of ours runs.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(spec.num_threads)}},
         }
         if self._config.device != "cpu" and group is not None and _has_gpu(group, spec.rank + 1):
             options["num_gpus"] = 1
