@@ -1,6 +1,6 @@
 """What the router needs of an engine, so that tests can put a scripted one in its place."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from pageray.cluster.config import EngineConfig
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """Token slots of the whole KV pool."""
         ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, ending with `is_finished`, as an async generator.
 
         Raises `ClientError`, `CapacityError` or `EngineDeadError` before the first item when the

@@ -5,12 +5,11 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import cast
 
 import msgspec
 
 from pageray.cluster.errors import PageRayError, ServerError
-from pageray.cluster.generation import GenerateRequest, RequestOutput
+from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import RequestId
 from pageray.router.engine_protocol import Engine, EngineFactory, start_async_engine
 from pageray.router.llm_config import LLMConfig
@@ -118,8 +117,7 @@ class LLMServer:
         self._running.add(request.request_id)
         try:
             outputs = self._started_engine().generate(request)
-            # The protocol says iterator, as engines annotate it; it also says generator.
-            async with aclosing(cast("AsyncGenerator[RequestOutput, None]", outputs)):
+            async with aclosing(outputs):
                 async for output in outputs:
                     timer.observe(output, time.monotonic())
                     yield encode_output(output)
