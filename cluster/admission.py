@@ -60,6 +60,7 @@ def resolve_max_tokens(request: GenerateRequest, limits: EngineLimits) -> int:
         )
     fitting = _max_tokens_in_pool(num_prompt, sampling.n, limits)
     wanted = sampling.max_tokens
+    _check_resumed(request, limits)
     if fitting < (wanted or 1):
         needed = worst_case_blocks(num_prompt, wanted or 1, sampling.n, limits.block_size)
         raise ContextLengthError(
@@ -70,6 +71,30 @@ def resolve_max_tokens(request: GenerateRequest, limits: EngineLimits) -> int:
             param="max_tokens",
         )
     return min(room, fitting) if wanted is None else wanted
+
+
+def _check_resumed(request: GenerateRequest, limits: EngineLimits) -> None:
+    if not request.resumed:
+        return
+    n, limit = request.sampling.n, request.sampling.max_tokens
+    if len(request.resumed) != n:
+        raise InvalidParameterError(
+            f"resumed has {len(request.resumed)} entries for n = {n}.", param="resumed"
+        )
+    if all(each.is_finished for each in request.resumed):
+        raise InvalidParameterError("Every resumed sequence has finished.", param="resumed")
+    for each in request.resumed:
+        if limit is not None and not each.is_finished and len(each.output_token_ids) >= limit:
+            raise InvalidParameterError(
+                f"A resumed sequence has {len(each.output_token_ids)} tokens already; "
+                f"max_tokens is {limit}.",
+                param="resumed",
+            )
+        if not all(0 <= token_id < limits.vocab_size for token_id in each.output_token_ids):
+            raise InvalidParameterError(
+                f"A resumed token id is outside the vocabulary (0 to {limits.vocab_size - 1}).",
+                param="resumed",
+            )
 
 
 def request_seed(request: GenerateRequest, engine_seed: int) -> int:

@@ -14,15 +14,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
+from pageray.cluster.block_events import BlockEventLog
 from pageray.cluster.block_keys import BlockContent
-from pageray.cluster.ids import NULL_BLOCK, BlockId
+from pageray.cluster.coordinator.messages import BlockEvent
+from pageray.cluster.ids import NULL_BLOCK, BlockId, BlockKey
 from pageray.cluster.prefix_index import PrefixIndex, Publication, PublicationId
 
 
 class BlockPool:
-    """Blocks 1 .. `num_blocks`; block 0 is the null block and stands outside the count."""
+    """Blocks 1 .. `num_blocks`; block 0 is the null block and stands outside the count.
 
-    def __init__(self, num_blocks: int) -> None:
+    `events` hears which keys are published and which are no more.
+    """
+
+    def __init__(self, num_blocks: int, events: BlockEventLog | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks is {num_blocks}; a pool has at least one block.")
         self._num_blocks = num_blocks
@@ -34,6 +39,7 @@ class BlockPool:
         # front is always a leaf: eviction never cuts a chain in the middle.
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
         self._index = PrefixIndex()
+        self._events = events
         self.num_evictions = 0
 
     @property
@@ -54,6 +60,10 @@ class BlockPool:
         """Blocks with a reference or a pin."""
         return self._num_blocks - self.num_available
 
+    @property
+    def num_pinned(self) -> int:
+        return sum(pins > 0 for pins in self._pins)
+
     def allocate(self, count: int) -> list[BlockId] | None:
         """`count` blocks with ref 1 each, owned by the caller, or None (and nothing changed)."""
         if count > self.num_available:
@@ -64,7 +74,7 @@ class BlockPool:
                 block_id = self._free.pop()
             else:
                 block_id, _ = self._cached.popitem(last=False)
-                self._index.remove(block_id)
+                self._forget(block_id)
                 self.num_evictions += 1
             self._refs[block_id] = 1
             blocks.append(block_id)
@@ -130,6 +140,9 @@ class BlockPool:
         if displaced is not None and self._is_reusable(displaced):
             del self._cached[displaced]
             self._free.append(displaced)
+        is_new = already is None and self._index.of_block(block_id) is not None
+        if self._events is not None and is_new and displaced is None:
+            self._events.stored(content.key)
         return publication_id
 
     def find(self, content: BlockContent, parent_id: PublicationId) -> Publication | None:
@@ -143,6 +156,16 @@ class BlockPool:
                 self._index.remove(BlockId(block_id))
         self._free.extend(self._cached)
         self._cached.clear()
+        if self._events is not None:
+            self._events.cleared()
+
+    def take_events(self) -> tuple[BlockEvent, ...] | None:
+        """What changed since the last call; None when that is not known any more."""
+        return None if self._events is None else self._events.take()
+
+    def published_keys(self) -> tuple[BlockKey, ...]:
+        """Every key that `find` could hit now."""
+        return self._index.keys()
 
     def check_invariants(self, tables: Iterable[SequenceOf[BlockId]]) -> None:
         """Assert conservation: `tables` are all block tables that exist, each holding one
@@ -167,6 +190,11 @@ class BlockPool:
         assert all(self._index.of_block(block_id) is None for block_id in free)
         assert all(self._index.of_block(block_id) is not None for block_id in cached)
         self._index.check_invariants()
+
+    def _forget(self, block_id: BlockId) -> None:
+        publication = self._index.remove(block_id)
+        if self._events is not None:
+            self._events.removed(publication.content.key)
 
     def _is_reusable(self, block_id: BlockId) -> bool:
         return self._refs[block_id] == 0 and self._pins[block_id] == 0

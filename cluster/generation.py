@@ -16,16 +16,33 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
+class ResumedSequence(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence of a request had produced before this engine got it."""
+
+    output_token_ids: tuple[int, ...] = ()
+    is_finished: bool = False
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as token ids, and how to continue it.
 
     `cache_salt` separates prefix caches: requests share pages only with an equal salt.
+
+    `resumed` is empty, or has an entry for each of the `sampling.n` sequences: the request ran on
+    another engine and goes on here with the next token, exactly as it would have there. Limits,
+    penalties and the sampler's counter see the resumed tokens as output.
     """
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: str = ""
+    resumed: tuple[ResumedSequence, ...] = ()
+
+    @property
+    def num_resumed_tokens(self) -> int:
+        """Of the sequence that got furthest."""
+        return max((len(each.output_token_ids) for each in self.resumed), default=0)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +63,9 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     token_ids: tuple[int, ...]
+    position: int = 0
+    """Of the first of `token_ids` among all output tokens of the sequence, resumed ones
+    included: whoever collects outputs of several engines can tell a hole and a repetition."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The EOS or stop token that ended the sequence (the last of `token_ids`), if one did."""

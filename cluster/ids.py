@@ -14,5 +14,14 @@ RequestId = NewType("RequestId", str)
 BlockKey = NewType("BlockKey", bytes)
 """Content identity of a full block: a chained SHA-256 digest (`block_keys.py`)."""
 
+EngineId = NewType("EngineId", str)
+"""One engine of an application: the id of the Serve replica that owns it."""
+
+Epoch = NewType("Epoch", int)
+"""Taken anew at every start of an engine and always growing; what was said under an older one is void."""
+
+TransferId = NewType("TransferId", int)
+"""One transfer of pages; unique for its destination engine while that lives."""
+
 NULL_BLOCK = BlockId(0)
 """Never allocated and never freed; padding entries of a block table point at it."""

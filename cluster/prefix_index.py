@@ -74,10 +74,14 @@ class PrefixIndex:
         self._by_block[block_id] = publication
         return publication.publication_id, displaced
 
-    def remove(self, block_id: BlockId) -> None:
+    def remove(self, block_id: BlockId) -> Publication:
         """Forget a published block. Raises KeyError if it is not published."""
         publication = self._by_block.pop(block_id)
         del self._by_key[publication.content.key]
+        return publication
+
+    def keys(self) -> tuple[BlockKey, ...]:
+        return tuple(self._by_key)
 
     def check_invariants(self) -> None:
         assert len(self._by_key) == len(self._by_block), (len(self._by_key), len(self._by_block))

@@ -10,7 +10,7 @@ Pure: no clock, no randomness, no torch. The same requests give the same plans.
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pageray.cluster.admission import EngineLimits, request_seed, resolve_max_tokens
@@ -21,12 +21,14 @@ from pageray.cluster.generation import (
     FinishReason,
     GenerateRequest,
     RequestOutput,
+    ResumedSequence,
     SequenceOutput,
     TokenLogprobs,
 )
 from pageray.cluster.ids import BlockId, RequestId, SequenceId
 from pageray.cluster.memory_plan import blocks_for_tokens
-from pageray.cluster.prefix_index import NO_PARENT, Publication
+from pageray.cluster.prefix_index import Publication
+from pageray.cluster.prefix_run import find_run
 from pageray.cluster.sequence import GroupState, Sequence, SequenceGroup
 from pageray.cluster.step import (
     NewSequence,
@@ -111,15 +113,17 @@ class Scheduler:
             )
         max_tokens = resolve_max_tokens(request, self._limits)
         seed = request_seed(request, self._config.engine_seed)
+        resumed = request.resumed or (ResumedSequence(),) * request.sampling.n
         sequences = tuple(
             Sequence(
                 sequence_id=SequenceId(next(self._sequence_ids)),
                 index=index,
                 seed=seed,
                 num_prompt_tokens=len(request.prompt_token_ids),
-                token_ids=list(request.prompt_token_ids),
+                token_ids=[*request.prompt_token_ids, *earlier.output_token_ids],
+                finish_reason=FinishReason.STOP if earlier.is_finished else None,
             )
-            for index in range(request.sampling.n)
+            for index, earlier in enumerate(resumed)
         )
         group = SequenceGroup(request=request, max_tokens=max_tokens, sequences=sequences)
         self._groups[request.request_id] = group
@@ -413,18 +417,11 @@ class Scheduler:
 
         At least one token is left to compute: its logits are needed.
         """
-        hits: list[Publication] = []
         if not self._config.enable_prefix_caching:
-            return hits
+            return []
         self._hasher.extend(sequence.contents, sequence.token_ids, group.request.cache_salt)
-        parent_id = NO_PARENT
-        for content in sequence.contents[: (sequence.num_tokens - 1) // self._limits.block_size]:
-            hit = self._pool.find(content, parent_id)
-            if hit is None:
-                break
-            hits.append(hit)
-            parent_id = hit.publication_id
-        return hits
+        num_usable = (sequence.num_tokens - 1) // self._limits.block_size
+        return find_run(self._pool, sequence.contents[:num_usable])
 
     def _start(self, leader: Sequence, hits: list[Publication]) -> None:
         """Give the leader its table, beginning with the blocks that were hit (acquired here)."""
@@ -437,9 +434,10 @@ class Scheduler:
     def _count_lookup(self, group: SequenceGroup, leader: Sequence) -> None:
         if group.num_cached_tokens is not None:
             return
-        group.num_cached_tokens = leader.num_computed
+        # The leader of a resumed group may find output tokens too.
+        group.num_cached_tokens = min(leader.num_computed, group.num_prompt_tokens)
         self.stats.prefix_queries_tokens += group.num_prompt_tokens
-        self.stats.prefix_hits_tokens += leader.num_computed
+        self.stats.prefix_hits_tokens += group.num_cached_tokens
 
     def _has_short_work(self) -> bool:
         """Whether some prompt that is not long has tokens to compute."""
@@ -522,6 +520,7 @@ class Scheduler:
         logprob: TokenLogprobs | None,
     ) -> SequenceOutput:
         """Append a sampled token, and end the sequence if that ends it."""
+        position = sequence.num_output_tokens
         sequence.token_ids.append(token_id)
         sampling = group.request.sampling
         is_stop = token_id in sampling.stop_token_ids or (
@@ -537,6 +536,7 @@ class Scheduler:
         return SequenceOutput(
             index=sequence.index,
             token_ids=(token_id,),
+            position=position,
             finish_reason=reason,
             stop_token_id=token_id if reason is FinishReason.STOP else None,
             logprobs=() if logprob is None else (logprob,),
@@ -586,9 +586,32 @@ class Scheduler:
                 filled[block_id] = max(used, filled.get(block_id, 0))
         return len(filled) * size, sum(filled.values())
 
-    def check_invariants(self) -> None:
-        """Assert that tables, counts and queues agree. For tests, and idle moments."""
-        self._pool.check_invariants(sequence.table for sequence in self._sequences())
+    @property
+    def num_spare_blocks(self) -> int:
+        """Blocks that the running sequences' known tokens leave to others."""
+        num_promised = sum(self._num_owed(group) for group in self._running)
+        return max(0, self._pool.num_available - num_promised)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of admitted and waiting requests whose KV is still to be computed, less the one
+        per running sequence that every step computes."""
+        running = sum(
+            sequence.num_remaining - 1
+            for group in self._running
+            for sequence in group.unfinished
+            if sequence.is_started
+        )
+        return running + sum(group.leader.num_tokens for group in self._waiting)
+
+    def check_invariants(self, other_tables: Iterable[list[BlockId]] = ()) -> None:
+        """Assert that tables, counts and queues agree. For tests, and idle moments.
+
+        `other_tables`: those that hold references beside the sequences'.
+        """
+        own = [sequence.table for sequence in self._sequences()]
+        others = list(other_tables)
+        self._pool.check_invariants([*own, *others])
         members = [*self._running, *self._waiting]
         assert len(members) == len(self._groups) == len(set(members))
         for group in members:
@@ -597,8 +620,11 @@ class Scheduler:
             assert (group.state is GroupState.WAITING) == (group in self._waiting)
             for sequence in group.sequences:
                 _check_sequence(sequence, group, self._limits.block_size)
-        if self._in_flight is None and not self._groups:
-            assert self._pool.num_held == 0, f"{self._pool.num_held} blocks held by nobody"
+        if self._in_flight is None and not self._groups and not others:
+            num_pinned = self._pool.num_pinned
+            assert self._pool.num_held == num_pinned, (
+                f"{self._pool.num_held} blocks are held, {num_pinned} are pinned"
+            )
 
     def _sequences(self) -> Iterator[Sequence]:
         for group in self._groups.values():

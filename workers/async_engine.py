@@ -225,6 +225,7 @@ def _merge_sequence(parts: list[SequenceOutput]) -> SequenceOutput:
     last = parts[-1]
     return SequenceOutput(
         index=last.index,
+        position=parts[0].position,
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         finish_reason=last.finish_reason,
         stop_token_id=last.stop_token_id,

@@ -1,21 +1,29 @@
 """One engine: a scheduler, a block pool and a group of ranks, advanced step by step."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from pageray.cluster.admission import EngineLimits, resolve_max_tokens
+from pageray.cluster.block_events import BlockEventLog
 from pageray.cluster.block_keys import BlockHasher, root_key
 from pageray.cluster.block_pool import BlockPool
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.errors import ConfigError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
-from pageray.cluster.ids import RequestId
+from pageray.cluster.ids import BlockKey, RequestId
+from pageray.cluster.page_layout import PoolLayout
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
+from pageray.workers.engine_pages import EnginePages
 from pageray.workers.model_store.resolve import resolve_model
 from pageray.workers.ranks.executor import Executor
 from pageray.workers.ranks.launcher import ChildProcessLauncher, RankLauncher
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.process_executor import ProcessExecutor
+from pageray.workers.rate_meter import RateMeter
+
+_MIN_PREFILL_TOKENS = 64
+"""Steps with fewer tokens say little about how fast prompts are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +45,10 @@ class EngineStats:
     num_computed_tokens: int
     prefix_queries_tokens: int
     prefix_hits_tokens: int
+    num_queued_tokens: int
+    """Tokens waiting to be computed, beside the one per running sequence and step."""
+    prefill_tokens_per_s: float
+    """As measured over recent steps with many tokens; 0 before the first of them."""
 
     @property
     def kv_usage(self) -> float:
@@ -61,20 +73,32 @@ class ResolvedEngineConfig:
     page_bytes: int
     """Of rank 0; other ranks may hold more or fewer heads."""
     model_fingerprint: str
+    root_key: BlockKey
+    """Engines with equal root keys can share pages ..."""
+    layout: PoolLayout
+    """... each in its own layout."""
 
 
 class Engine:
-    """Not thread-safe, except for `check_request` and `check_alive`.
+    """One thread runs the steps; `check_request`, `check_alive` and all of `pages` are for any.
 
     `start` builds one; after an `EngineDeadError` it is of no more use than `shutdown`.
     """
 
     def __init__(
-        self, executor: Executor, scheduler: Scheduler, pool: BlockPool, found: ResolvedEngineConfig
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        pages: EnginePages,
+        found: ResolvedEngineConfig,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._pool = pool
+        self._lock = pages.lock
+        self._prefill_rate = RateMeter()
+        self.pages = pages
         self.found = found
 
     @classmethod
@@ -89,13 +113,13 @@ class Engine:
         executor = _executor(config, folder, launcher)
         try:
             found = _resolve(config, executor.load())
-            executor.allocate(found.limits.num_blocks)
+            pool_paths = executor.allocate(found.limits.num_blocks)
         except BaseException:
             executor.shutdown()
             raise
         limits = found.limits
-        pool = BlockPool(limits.num_blocks)
-        root = root_key(found.model_fingerprint, found.kv_dtype, limits.block_size)
+        pool = BlockPool(limits.num_blocks, BlockEventLog())
+        hasher = BlockHasher(found.root_key, limits.block_size)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_num_batched_tokens=config.max_num_batched_tokens,
@@ -105,9 +129,10 @@ class Engine:
             ),
             limits,
             pool,
-            BlockHasher(root, limits.block_size),
+            hasher,
         )
-        return cls(executor, scheduler, pool, found)
+        pages = EnginePages(scheduler, pool, hasher, executor, pool_paths)
+        return cls(executor, scheduler, pool, pages, found)
 
     @property
     def has_requests(self) -> bool:
@@ -118,22 +143,36 @@ class Engine:
         resolve_max_tokens(request, self.found.limits)
 
     def add(self, request: GenerateRequest) -> None:
-        self._scheduler.add(request)
+        with self._lock:
+            self._scheduler.add(request)
 
     def abort(self, request_id: RequestId) -> bool:
-        return self._scheduler.abort(request_id)
+        with self._lock:
+            return self._scheduler.abort(request_id)
 
     def finish_sequence(self, request_id: RequestId, index: int) -> bool:
-        return self._scheduler.finish_sequence(request_id, index)
+        with self._lock:
+            return self._scheduler.finish_sequence(request_id, index)
 
     def step(self) -> list[RequestOutput]:
         """Run one step, if there is anything to compute, and return its news."""
-        plan = self._scheduler.schedule()
+        with self._lock:
+            plan = self._scheduler.schedule()
         if plan is None:
             return []
-        return self._scheduler.update(self._executor.execute(plan))
+        started_s = time.monotonic()
+        result = self._executor.execute(plan)
+        if plan.num_tokens >= _MIN_PREFILL_TOKENS:
+            self._prefill_rate.observe(plan.num_tokens, time.monotonic() - started_s)
+        with self._lock:
+            self.pages.acknowledged(plan.step_id)
+            return self._scheduler.update(result)
 
     def stats(self) -> EngineStats:
+        with self._lock:
+            return self._stats()
+
+    def _stats(self) -> EngineStats:
         held_slots, filled_slots = self._scheduler.slot_usage()
         counters = self._scheduler.stats
         return EngineStats(
@@ -150,10 +189,13 @@ class Engine:
             num_computed_tokens=counters.num_computed_tokens,
             prefix_queries_tokens=counters.prefix_queries_tokens,
             prefix_hits_tokens=counters.prefix_hits_tokens,
+            num_queued_tokens=self._scheduler.num_queued_tokens,
+            prefill_tokens_per_s=self._prefill_rate.per_s,
         )
 
     def check_invariants(self) -> None:
-        self._scheduler.check_invariants()
+        with self._lock:
+            self.pages.check_invariants()
 
     def check_alive(self) -> None:
         """Raise `EngineDeadError` if a rank is gone."""
@@ -161,7 +203,8 @@ class Engine:
 
     def clear_prefix_cache(self) -> None:
         """Forget every cached prefix; running sequences keep their blocks."""
-        self._scheduler.clear_prefix_cache()
+        with self._lock:
+            self.pages.clear_prefix_cache()
 
     def shutdown(self) -> None:
         self._executor.shutdown()
@@ -205,4 +248,12 @@ def _resolve(config: EngineConfig, reports: list[RankReport]) -> ResolvedEngineC
         kv_dtype=first.kv_dtype,
         page_bytes=first.page_bytes,
         model_fingerprint=first.model_fingerprint,
+        root_key=root_key(first.model_fingerprint, first.kv_dtype, config.block_size),
+        layout=PoolLayout(
+            num_layers=first.num_layers,
+            block_size=config.block_size,
+            head_dim=first.head_dim,
+            element_bytes=first.kv_element_bytes,
+            shards=tuple(report.kv_heads for report in reports),
+        ),
     )

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from pageray.cluster.admission import EngineLimits, request_seed
 from pageray.cluster.block_keys import BlockHasher, root_key
 from pageray.cluster.block_pool import BlockPool
 from pageray.cluster.errors import ContextLengthError, InvalidParameterError
-from pageray.cluster.generation import FinishReason, GenerateRequest
+from pageray.cluster.generation import FinishReason, GenerateRequest, ResumedSequence
 from pageray.cluster.ids import RequestId
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
@@ -389,3 +390,78 @@ def test_simulation_of_ten_thousand_steps() -> None:
     assert bench.scheduler.stats.prefix_hits_tokens > 0
     assert checked > 500
     assert len(aborted) > 20
+
+
+@pytest.mark.parametrize("num_done", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_resumed_request_goes_on_with_the_next_token(n: int, num_done: int) -> None:
+    whole = Bench()
+    prompt = prompt_of(random.Random(num_done), 7)
+    sampling = {"n": n, "max_tokens": 12, "ignore_eos": True}
+    request_id = whole.add("a", prompt, **sampling)
+    whole.drain()
+    expected = whole.tokens[request_id]
+
+    other = Bench()
+    request = msgspec.structs.replace(
+        whole.requests[request_id],
+        resumed=tuple(
+            # With several sequences, one has got further than the others.
+            ResumedSequence(tuple(expected[index][: num_done - (index > 0)]))
+            for index in range(n)
+        ),
+    )
+    other.scheduler.add(request)
+    for index in range(n):
+        other.tokens.setdefault(request_id, {})[index] = list(
+            request.resumed[index].output_token_ids
+        )
+    other.drain()
+    assert other.tokens[request_id] == expected
+
+
+def test_a_finished_resumed_sequence_stays_finished() -> None:
+    bench = Bench()
+    request = GenerateRequest(
+        request_id=RequestId("a"),
+        prompt_token_ids=(1, 2, 3),
+        sampling=SamplingParams(n=2, max_tokens=4, ignore_eos=True),
+        resumed=(ResumedSequence((5, 6), is_finished=True), ResumedSequence((7,))),
+    )
+    bench.scheduler.add(request)
+    bench.tokens[request.request_id] = defaultdict(list)
+    bench.drain()
+    assert list(bench.tokens[request.request_id]) == [1]
+    assert len(bench.tokens[request.request_id][1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("resumed", "message"),
+    [
+        ((ResumedSequence((1,)),) * 2, "2 entries for n = 1"),
+        ((ResumedSequence((1, 2, 3, 4)),), "max_tokens is 4"),
+        ((ResumedSequence((VOCAB_SIZE,)),), "outside the vocabulary"),
+        ((ResumedSequence((1,), is_finished=True),), "Every resumed sequence"),
+    ],
+)
+def test_impossible_resumption_is_refused(
+    resumed: tuple[ResumedSequence, ...], message: str
+) -> None:
+    request = GenerateRequest(
+        request_id=RequestId("a"),
+        prompt_token_ids=(1, 2, 3),
+        sampling=SamplingParams(max_tokens=4),
+        resumed=resumed,
+    )
+    with pytest.raises(InvalidParameterError, match=message):
+        Bench().scheduler.add(request)
+
+
+def test_outputs_tell_their_position() -> None:
+    bench = Bench()
+    bench.add("a", [1, 2, 3], max_tokens=6, ignore_eos=True)
+    positions: list[int] = []
+    while (plan := bench.scheduler.schedule()) is not None:
+        for output in bench.scheduler.update(bench.ranks.execute(plan)):
+            positions += [sequence.position for sequence in output.sequences]
+    assert positions == [0, 1, 2, 3, 4, 5]

@@ -3,6 +3,7 @@
 Shape suffixes as in `pageray.kernels.ops`; L is the number of layers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class LlamaModel:
         shard: RankShard,
         tp: TensorParallelGroup,
         ops: Ops,
+        on_layer_written: Callable[[int], None],
     ) -> None:
         self.spec = spec
         self._embedding = embedding
@@ -59,6 +61,7 @@ class LlamaModel:
         self._scale = spec.head_dim**-0.5
         self._tp = tp
         self._ops = ops
+        self._on_layer_written = on_layer_written
 
     @torch.inference_mode()
     def forward(  # noqa: PLR0917  # one step's six tensors, in the order they are used
@@ -85,6 +88,7 @@ class LlamaModel:
         x_TE = ops.rms_norm(residual_TE, self._layers[0].input_norm_E, eps)
         for index, layer in enumerate(self._layers):
             attended_TE = self._attend(layer, x_TE, kv_layers[index], step)
+            self._on_layer_written(index + 1)
             if index == last:
                 # All KV is written: from here on only the rows whose logits are asked for matter.
                 if logit_rows_R.shape[0] == 0:
@@ -131,10 +135,12 @@ def load_model(
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
+    on_layer_written: Callable[[int], None] = lambda num_layers: None,
 ) -> LlamaModel:
     """Read rank `tp.rank`'s weights from `folder`, cast to `dtype`, onto `device`.
 
     `shard` is that rank's entry of `partition_heads(spec.num_heads, spec.num_kv_heads, tp.size)`.
+    `on_layer_written` is called in each step with the number of layers whose KV is in the pool.
     Raises `ModelLoadError` for weights that are missing, damaged or not of the spec's shapes.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
@@ -155,4 +161,5 @@ def load_model(
         shard=shard,
         tp=tp,
         ops=ops,
+        on_layer_written=on_layer_written,
     )

@@ -17,12 +17,24 @@ class Executor(Protocol):
         """
         ...
 
-    def allocate(self, num_blocks: int) -> None:
-        """Every rank takes its pool and gets ready to run."""
+    def allocate(self, num_blocks: int) -> list[str | None]:
+        """Every rank takes its pool and gets ready to run.
+
+        Returns where each rank's pages can be mapped on this host; None for device memory.
+        """
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step on all ranks. Raises `EngineDeadError` if one is gone or too slow."""
+        ...
+
+    def num_layers_written(self, step_id: int) -> int:
+        """Leading layers of a step whose KV is in the pages of every rank. Any thread."""
+        ...
+
+    def wait_until_written(self, step_id: int) -> None:
+        """Return once every rank has written its pages of an acknowledged step. Any thread may
+        call it. Raises `EngineDeadError` if that does not come about."""
         ...
 
     def check_alive(self) -> None:

@@ -26,6 +26,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int
     commands_path: str
     reports_path: str
+    progress_path: str
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -34,6 +35,11 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     max_blocks: int
     """Usable blocks that fit this rank's memory."""
     page_bytes: int
+    num_layers: int
+    head_dim: int
+    kv_element_bytes: int
+    kv_heads: tuple[int, int]
+    """Of this rank, (start, end) as numbered in the whole model."""
     dtype: str
     kv_dtype: str
     model_fingerprint: str

@@ -31,6 +31,7 @@ from pageray.workers.ranks.messages import (
     decode_report,
     encode,
 )
+from pageray.workers.ranks.progress import ProgressBoard
 
 LOAD_TIMEOUT_S = 1800.0
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -46,6 +47,7 @@ class ProcessExecutor:
         self._size = config.tensor_parallel_size
         self._commands = Mailbox.create(self._size)
         self._reports = [Mailbox.create(1) for _ in range(self._size)]
+        self._progress = ProgressBoard.create(self._size)
         self._folder = tempfile.mkdtemp(prefix="pageray-")
         self._is_down = False
         self._processes: list[RankProcess] = launcher.launch(
@@ -59,14 +61,21 @@ class ProcessExecutor:
     def load(self) -> list[RankReport]:
         return [self._expect(rank, RankReport, LOAD_TIMEOUT_S) for rank in range(self._size)]
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int) -> list[str | None]:
         self._command(AllocatePool(num_blocks), LOAD_TIMEOUT_S)
-        for rank in range(self._size):
-            self._expect(rank, PoolReady, LOAD_TIMEOUT_S)
+        return [
+            self._expect(rank, PoolReady, LOAD_TIMEOUT_S).pool_path for rank in range(self._size)
+        ]
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._command(RunStep(plan), self._config.step_timeout_s)
         return self._expect(0, StepDone, self._config.step_timeout_s).result
+
+    def num_layers_written(self, step_id: int) -> int:
+        return self._progress.num_layers_written(step_id)
+
+    def wait_until_written(self, step_id: int) -> None:
+        self._progress.wait_until_written(step_id, self._config.step_timeout_s)
 
     def check_alive(self) -> None:
         for rank, pulse in enumerate(self._pulses):
@@ -89,6 +98,7 @@ class ProcessExecutor:
             pulse.close()
         for mailbox in (self._commands, *self._reports):
             mailbox.close()
+        self._progress.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spec(self, rank: int, model_folder: Path) -> RankSpec:
@@ -104,6 +114,7 @@ class ProcessExecutor:
             engine_pid=os.getpid(),
             commands_path=self._commands.path,
             reports_path=self._reports[rank].path,
+            progress_path=self._progress.path,
         )
 
     def _command(self, command: Command, timeout_s: float) -> None:

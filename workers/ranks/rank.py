@@ -19,6 +19,7 @@ from pageray.workers.models.llama import LlamaModel, load_model
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.page_pool import PagePool
 from pageray.workers.ranks.messages import RankReport
+from pageray.workers.ranks.progress import ProgressBoard
 from pageray.workers.sampler import Sampler
 from pageray.workers.sequence_store import SequenceStore, StoredSequence
 from pageray.workers.step_inputs import build_step_inputs
@@ -35,12 +36,19 @@ class Rank:
     """Call `load`, `allocate`, then `execute` for every step, in one thread."""
 
     def __init__(
-        self, config: EngineConfig, folder: Path, device: torch.device, tp: TensorParallelGroup
+        self,
+        config: EngineConfig,
+        folder: Path,
+        device: torch.device,
+        tp: TensorParallelGroup,
+        progress: ProgressBoard,
     ) -> None:
         self._config = config
         self._folder = folder
         self._device = device
         self._tp = tp
+        self._progress = progress
+        self._step_id = 0
         self._spec = ModelSpec.from_folder(folder)
         self._dtype = compute_dtype(config, self._spec, device)
         self._kv_dtype = (
@@ -79,11 +87,16 @@ class Rank:
                 ops=self._ops,
                 dtype=self._dtype,
                 device=self._device,
+                on_layer_written=self._layers_written,
             )
             kernels.result()
         return RankReport(
             max_blocks=self._count_blocks(),
             page_bytes=self._layout.page_bytes,
+            num_layers=self._layout.num_layers,
+            head_dim=self._layout.head_dim,
+            kv_element_bytes=self._layout.element_bytes,
+            kv_heads=(self._shard.kv_start, self._shard.kv_end),
             dtype=str(self._dtype).removeprefix("torch."),
             kv_dtype=str(self._kv_dtype).removeprefix("torch."),
             model_fingerprint=fingerprint(self._folder),
@@ -118,10 +131,21 @@ class Rank:
 
         Steps run one after the other, so a later step finds on each rank what earlier ones wrote
         there. Rank 0's answer alone does not say that the other ranks' last pages are written:
-        whoever reads pages from outside must hear it from their rank.
+        whoever reads pages from outside asks the progress board.
         """
         self._store.apply(plan)
-        return self._run(plan)
+        self._step_id = plan.step_id
+        result = self._run(plan)
+        if self._device.type == "cuda":
+            # Only rank 0 has waited for the device, for the tokens.
+            torch.cuda.current_stream(self._device).synchronize()
+        self._progress.step_written(self._tp.rank, plan.step_id)
+        return result
+
+    def _layers_written(self, num_layers: int) -> None:
+        # On CUDA the layer has only been launched.
+        if self._device.type == "cpu":
+            self._progress.layers_written(self._tp.rank, self._step_id, num_layers)
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:

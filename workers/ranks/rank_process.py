@@ -25,6 +25,7 @@ from pageray.workers.ranks.messages import (
     decode_command,
     encode,
 )
+from pageray.workers.ranks.progress import ProgressBoard
 from pageray.workers.ranks.rank import Rank, pick_device
 from pageray.workers.tensor_parallel import SingleRank, TensorParallelGroup, TorchDistributedGroup
 
@@ -55,7 +56,8 @@ def _serve(spec: RankSpec, commands: Mailbox, reports: Mailbox, engine: ProcessP
     if device.type == "cuda":
         torch.cuda.set_device(device)
     tp = _join_group(spec, device)
-    rank = Rank(spec.config, Path(spec.model_folder), device, tp)
+    progress = ProgressBoard.open(spec.progress_path, spec.size)
+    rank = Rank(spec.config, Path(spec.model_folder), device, tp, progress)
 
     def report(message: Report) -> None:
         reports.write(encode(message), engine)
@@ -75,6 +77,7 @@ def _serve(spec: RankSpec, commands: Mailbox, reports: Mailbox, engine: ProcessP
                     return
     finally:
         rank.close()
+        progress.close()
 
 
 def _join_group(spec: RankSpec, device: torch.device) -> TensorParallelGroup:

@@ -1,0 +1,81 @@
+"""A source's pages in the form in which the destination keeps them.
+
+Wire order is the destination's order: rank by rank, each rank's layers, K and V, heads. So the
+destination never needs to know how the source cuts its heads, and what differs is staged here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pageray.cluster.page_layout import HeadSlice, PoolLayout, head_slices
+from pageray.workers.transfer.mapped_pages import ByteArray, MappedPages, wire_bytes
+from pageray.workers.transfer.page_write import PageSpan, PageWrite
+
+
+class OutgoingPages:
+    """What to send for a write. For one thread at a time: staging memory is used again."""
+
+    def __init__(self, pages: MappedPages, destination: PoolLayout) -> None:
+        """Raises ValueError when the two layouts are not of one model."""
+        slices = head_slices(pages.layout, destination)
+        self.pages = pages
+        self.destination = destination
+        self._slices_of = [
+            [part for part in slices if part.destination_rank == rank]
+            for rank in range(len(destination.shards))
+        ]
+        self._staging: dict[int, list[ByteArray]] = {}
+
+    def parts(self, write: PageWrite, place: int = 0) -> list[ByteArray]:
+        """The bytes of `write` in wire order: flat contiguous arrays, one per destination rank.
+
+        They are views of the pages where the shards agree, and else staged copies, which stay
+        until the next call with the same `place`. ValueError when the source has no such block.
+        """
+        span = write.source_span(self.pages.layout.num_layers)
+        self.pages.check_span(span)
+        return [
+            self._whole_page(slices[0].source_rank, span)
+            if self._is_whole(slices)
+            else self._staged(rank, slices, span, place)
+            for rank, slices in enumerate(self._slices_of)
+        ]
+
+    def write_bytes(self, write: PageWrite) -> int:
+        return wire_bytes(self.destination, write.destination_span(self.destination.num_layers))
+
+    def _is_whole(self, slices: Sequence[HeadSlice]) -> bool:
+        """Whether the destination rank's page is, byte for byte, one source rank's page."""
+        start, end = self.pages.layout.shards[slices[0].source_rank]
+        return len(slices) == 1 and slices[0].num_heads == end - start
+
+    def _whole_page(self, rank: int, span: PageSpan) -> ByteArray:
+        return self.pages.rank(rank)[span.block, span.layer_start : span.layer_end].reshape(-1)
+
+    def _staged(
+        self, rank: int, slices: Sequence[HeadSlice], span: PageSpan, place: int
+    ) -> ByteArray:
+        start, end = self.destination.shards[rank]
+        num_layers = span.layer_end - span.layer_start
+        shape = (num_layers, 2, end - start, self.destination.head_bytes)
+        flat = self._staging_of(rank, place)[: int(np.prod(shape))]
+        staged = flat.reshape(shape)
+        for part in slices:
+            source = self.pages.rank(part.source_rank)[
+                span.block, span.layer_start : span.layer_end
+            ]
+            source_end = part.source_head + part.num_heads
+            destination_end = part.destination_head + part.num_heads
+            staged[:, :, part.destination_head : destination_end] = source[
+                :, :, part.source_head : source_end
+            ]
+        return flat
+
+    def _staging_of(self, rank: int, place: int) -> ByteArray:
+        if place not in self._staging:
+            self._staging[place] = [
+                np.empty(self.destination.page_bytes(r), np.uint8)
+                for r in range(len(self.destination.shards))
+            ]
+        return self._staging[place][rank]
