@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.ids import RequestId
 from pageray.cluster.sampling_params import SamplingParams
 
@@ -38,6 +39,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     cache_salt: str = ""
     resumed: tuple[ResumedSequence, ...] = ()
+    pull_from: EngineInfo | None = None
+    """An engine that has computed this request's tokens: its pages are worth asking for."""
 
     @property
     def num_resumed_tokens(self) -> int:

@@ -28,6 +28,9 @@ _SERVER_DEFAULTS: Mapping[str, object] = {
     "health_check_timeout_s": 30,
     "graceful_shutdown_wait_loop_s": 1,
     "graceful_shutdown_timeout_s": 60,
+    "request_router_config": {
+        "request_router_class": "pageray.router.placement_router:PlacementRouter",
+    },
 }
 _INGRESS_DEFAULTS: Mapping[str, object] = {
     "max_ongoing_requests": 2048,

@@ -4,8 +4,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from pageray.cluster.config import EngineConfig
+from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.generation import GenerateRequest, RequestOutput
-from pageray.cluster.ids import RequestId
+from pageray.cluster.ids import BlockKey, RequestId
+from pageray.cluster.member_spec import MemberSpec
 
 
 class EngineStatsView(Protocol):
@@ -40,6 +42,20 @@ class Engine(Protocol):
         """Token slots of the whole KV pool."""
         ...
 
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def root_key(self) -> BlockKey:
+        """What block keys are chained from (`block_keys.root_key`)."""
+        ...
+
+    async def join(self, spec: MemberSpec) -> EngineInfo:
+        """Share pages with the application's other engines from now on.
+
+        Raises `CoordinatorUnavailableError` or `ConfigError`; the engine goes on alone.
+        """
+        ...
+
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, ending with `is_finished`, as an async generator.
 
@@ -60,7 +76,7 @@ class Engine(Protocol):
     async def stats(self) -> EngineStatsView: ...
 
     def shutdown(self) -> None:
-        """Stop the ranks and free their memory. A second call does nothing."""
+        """Leave the cluster, stop the ranks and free their memory. A second call does nothing."""
         ...
 
 

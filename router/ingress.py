@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
+from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.http_app import build_http_app
 from pageray.router.llm_config import ModelLoadingConfig
 from pageray.router.model_client import ServeModelClient
@@ -43,5 +44,5 @@ def _load(config: ModelLoadingConfig, handle: DeploymentHandle[object]) -> Serve
         folder,
         model_id=config.model_id,
         source=config.source,
-        client=ServeModelClient(handle),
+        client=ServeModelClient(handle, AnywherePlacer()),
     )

@@ -83,6 +83,8 @@ class LLMConfig(StrictModel):
     """Options of `serve.deployment`; see `DEPLOYMENT_OPTIONS`."""
     runtime_env: dict[str, object] | None = None
     log_engine_metrics: bool = True
+    share_pages: bool = True
+    """Let the application's engines use each other's prefixes; takes a coordinator process."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "LLMConfig":

@@ -12,8 +12,11 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentRes
 
 from pageray.cluster.errors import CapacityError, PageRayError, ServerError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
-from pageray.cluster.ids import RequestId
-from pageray.router.wire import ModelFacts, decode_facts, decode_output, encode_request
+from pageray.cluster.ids import EngineId, RequestId
+from pageray.router.replica_board import board_of
+from pageray.router.resumable_request import ResumableRequest
+from pageray.router.resuming import Placer, resumed_outputs
+from pageray.router.wire import ModelFacts, decode_facts
 
 _RETRY_AFTER_S = 2.0
 
@@ -39,14 +42,20 @@ class ModelClient(Protocol):
 
 
 class ServeModelClient:
-    """A `ModelClient` over the handle of an `LLMServer` deployment."""
+    """A `ModelClient` over the handle of an `LLMServer` deployment.
 
-    def __init__(self, handle: DeploymentHandle[object]) -> None:
+    A request goes on over replicas that die or are taken away (`resuming.py`).
+    """
+
+    def __init__(self, handle: DeploymentHandle[object], placer: Placer) -> None:
         # By value over gRPC an item costs less than half of what it does through the object store.
         # The option has no public name yet.
         self._handle = handle.options(_by_reference=False)
         self._streaming = handle.options(stream=True, method_name="generate", _by_reference=False)
+        self._placer = placer
+        self._board = board_of(handle.app_name, handle.deployment_name)
         self._facts: ModelFacts | None = None
+        self._running: dict[RequestId, ResumableRequest] = {}
 
     async def facts(self) -> ModelFacts:
         if self._facts is None:
@@ -54,19 +63,33 @@ class ServeModelClient:
         return self._facts
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
-        frames = _frames(self._streaming, encode_request(request))
-        async with aclosing(frames):
-            async for frame in frames:
-                yield decode_output(frame)
+        run = ResumableRequest(request)
+        self._running[request.request_id] = run
+        outputs = resumed_outputs(run, self._open_frames, self._placer, self._board)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        finally:
+            del self._running[request.request_id]
 
     async def finish_sequence(self, request_id: RequestId, index: int) -> None:
+        run = self._running.get(request_id)
+        if run is None:
+            return
+        run.finish(index)
         # Which replica runs the request is Serve's secret, so every replica is told. That is a
         # rare call: only n > 1 with stop strings comes here.
-        response = self._handle.broadcast("finish_sequence", request_id, index)
+        response = self._handle.broadcast("finish_sequence", run.attempt_id, index)
         await response.results_async()
 
     async def check_health(self) -> None:
         await self._call("probe")
+
+    def _open_frames(
+        self, request: bytes, ranking: tuple[EngineId, ...]
+    ) -> AsyncGenerator[bytes, None]:
+        return _frames(self._streaming, request, ranking)
 
     async def _call(self, method: str) -> bytes:
         response = cast(
@@ -78,8 +101,10 @@ class ServeModelClient:
             raise _unavailable(error) from error
 
 
-async def _frames(handle: DeploymentHandle[object], request: bytes) -> AsyncGenerator[bytes, None]:
-    response = cast("DeploymentResponseGenerator[bytes]", handle.remote(request))
+async def _frames(
+    handle: DeploymentHandle[object], request: bytes, ranking: tuple[EngineId, ...]
+) -> AsyncGenerator[bytes, None]:
+    response = cast("DeploymentResponseGenerator[bytes]", handle.remote(request, ranking=ranking))
     iterator = cast(AsyncIterator[bytes], response)
     is_exhausted = False
     try:

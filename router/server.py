@@ -8,16 +8,21 @@ from contextlib import aclosing
 
 import msgspec
 
-from pageray.cluster.errors import PageRayError, ServerError
+from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
+from pageray.cluster.coordinator.messages import EngineInfo
+from pageray.cluster.errors import ConfigError, PageRayError, ServerError
 from pageray.cluster.generation import GenerateRequest
-from pageray.cluster.ids import RequestId
+from pageray.cluster.ids import EngineId, RequestId
+from pageray.cluster.member_spec import MemberSpec
 from pageray.router.engine_protocol import Engine, EngineFactory, start_async_engine
 from pageray.router.llm_config import LLMConfig
 from pageray.router.metrics import EngineMetrics
+from pageray.router.replica_place import replica_place
 from pageray.router.request_timer import RequestTimer
 from pageray.router.wire import (
     ModelFacts,
     decode_request,
+    encode_accepted,
     encode_error,
     encode_facts,
     encode_output,
@@ -26,6 +31,7 @@ from pageray.router.wire import (
 logger = logging.getLogger(__name__)
 
 _STATS_PERIOD_S = 2.0
+_JOIN_RETRY_S = 2.0
 
 
 class LLMServer:
@@ -34,6 +40,7 @@ class LLMServer:
     # Serve calls __del__ even when the constructor has failed.
     _engine: Engine | None = None
     _stats_task: asyncio.Task[None] | None = None
+    _join_task: asyncio.Task[None] | None = None
 
     async def __init__(
         self, llm_config: LLMConfig, engine_factory: EngineFactory = start_async_engine
@@ -42,16 +49,29 @@ class LLMServer:
         itself."""
         self._engine = await asyncio.to_thread(engine_factory, llm_config.engine_config())
         self._running: set[RequestId] = set()
+        place = replica_place()
+        self._engine_id = EngineId("") if place is None else place.engine_id
+        self._engine_info: EngineInfo | None = None
+        if place is not None and llm_config.share_pages:
+            # Serving does not wait for it: a coordinator takes seconds to start.
+            self._join_task = asyncio.create_task(self._join(place))
         self._metrics: EngineMetrics | None = None
         if llm_config.log_engine_metrics:
             self._metrics = EngineMetrics(llm_config.model_id)
             self._stats_task = asyncio.create_task(self._record_stats(self._metrics))
 
-    async def generate(self, request_bytes: bytes) -> AsyncGenerator[bytes, None]:
-        """Frames of one `GenerateRequest`: outputs, or one error as the last. Closing or
-        cancelling the generator aborts the request."""
+    async def generate(
+        self, request_bytes: bytes, ranking: tuple[EngineId, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        """Frames of one `GenerateRequest`: that it was accepted, then outputs, or one error as
+        the last. Closing or cancelling the generator aborts the request.
+
+        `ranking` is for the request router on the way here.
+        """
+        del ranking
         try:
             request = decode_request(request_bytes)
+            yield encode_accepted(self._engine_id, self._engine_info)
             async with aclosing(self._outputs(request)) as frames:
                 async for frame in frames:
                     yield frame
@@ -77,6 +97,8 @@ class LLMServer:
                 max_model_len=engine.max_model_len,
                 capacity_tokens=engine.capacity_tokens,
                 eos_token_ids=tuple(engine.eos_token_ids),
+                block_size=engine.block_size,
+                root_key=engine.root_key,
             )
         )
 
@@ -101,9 +123,10 @@ class LLMServer:
 
     def __del__(self) -> None:
         """Serve calls this after the last request has ended; Python may do so again."""
-        if self._stats_task is not None:
-            self._stats_task.cancel()
-            self._stats_task = None
+        for task in (self._stats_task, self._join_task):
+            if task is not None:
+                task.cancel()
+        self._stats_task = self._join_task = None
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
@@ -111,6 +134,18 @@ class LLMServer:
     def _started_engine(self) -> Engine:
         assert self._engine is not None, "used before start or after shutdown"
         return self._engine
+
+    async def _join(self, spec: MemberSpec) -> None:
+        """Join the application's cluster, however often that has to be tried."""
+        while self._engine_info is None:
+            try:
+                self._engine_info = await self._started_engine().join(spec)
+            except CoordinatorUnavailableError as error:
+                logger.warning("Prefixes are not shared with other engines yet: %s", error)
+                await asyncio.sleep(_JOIN_RETRY_S)
+            except ConfigError as error:
+                logger.warning("Prefixes are not shared with other engines: %s", error)
+                return
 
     async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[bytes, None]:
         timer = RequestTimer(time.monotonic())

@@ -6,6 +6,7 @@ would log a traceback and count an error for each.
 
 import msgspec
 
+from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.errors import (
     CapacityError,
     ClientError,
@@ -17,6 +18,7 @@ from pageray.cluster.errors import (
     ServerError,
 )
 from pageray.cluster.generation import GenerateRequest, RequestOutput
+from pageray.cluster.ids import BlockKey, EngineId
 
 _CLIENT_ERRORS: dict[str, type[ClientError]] = {
     "InvalidParameterError": InvalidParameterError,
@@ -33,6 +35,16 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     capacity_tokens: int
     eos_token_ids: tuple[int, ...]
+    block_size: int
+    root_key: BlockKey
+    """With the block size: what the keys of a prompt's blocks are made from."""
+
+
+class AcceptedFrame(msgspec.Struct, frozen=True, tag="accepted"):
+    """The first frame: which engine has taken the request, and where its pages can be had."""
+
+    engine_id: EngineId
+    info: EngineInfo | None = None
 
 
 class OutputFrame(msgspec.Struct, frozen=True, tag="output"):
@@ -48,7 +60,7 @@ class ErrorFrame(msgspec.Struct, frozen=True, tag="error"):
     retry_after_s: float = 1.0
 
 
-Frame = OutputFrame | ErrorFrame
+Frame = AcceptedFrame | OutputFrame | ErrorFrame
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(GenerateRequest)
@@ -81,12 +93,16 @@ def encode_error(error: PageRayError) -> bytes:
     return _encoder.encode(_error_frame(error))
 
 
-def decode_output(data: bytes) -> RequestOutput:
-    """The output in a frame; raises the error that an error frame stands for."""
+def encode_accepted(engine_id: EngineId, info: EngineInfo | None) -> bytes:
+    return _encoder.encode(AcceptedFrame(engine_id, info))
+
+
+def decode_frame(data: bytes) -> AcceptedFrame | RequestOutput:
+    """What is in a frame; raises the error that an error frame stands for."""
     frame = _frame_decoder.decode(data)
     if isinstance(frame, ErrorFrame):
         raise _error_of(frame)
-    return frame.output
+    return frame.output if isinstance(frame, OutputFrame) else frame
 
 
 def _error_frame(error: PageRayError) -> ErrorFrame:

@@ -10,13 +10,20 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
 
 from pageray.cluster.config import EngineConfig
+from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.errors import EngineDeadError, InvalidParameterError
 from pageray.cluster.generation import GenerateRequest, RequestOutput, SequenceOutput
-from pageray.cluster.ids import RequestId
+from pageray.cluster.ids import BlockKey, RequestId
+from pageray.cluster.member_spec import MemberSpec
 from pageray.workers.engine import Engine, EngineStats, ResolvedEngineConfig
 from pageray.workers.ranks.launcher import RankLauncher
+
+if TYPE_CHECKING:
+    from pageray.workers.cluster_membership import ClusterMembership
+    from pageray.workers.page_service.prefetcher import PullCounters
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +73,7 @@ class AsyncEngine:
         self._streams: dict[RequestId, _Stream] = {}
         self._death: EngineDeadError | None = None
         self._is_stopping = False
+        self._membership: ClusterMembership | None = None
         self._thread = threading.Thread(target=self._run, name="pageray-engine", daemon=True)
         self._thread.start()
 
@@ -91,6 +99,14 @@ class AsyncEngine:
         return self.found.limits.eos_token_ids
 
     @property
+    def block_size(self) -> int:
+        return self.found.limits.block_size
+
+    @property
+    def root_key(self) -> BlockKey:
+        return self.found.root_key
+
+    @property
     def capacity_tokens(self) -> int:
         return self.found.limits.capacity_tokens
 
@@ -111,6 +127,8 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         is_finished = False
         try:
+            if self._membership is not None:
+                await self._membership.prefetch(request)
             self._commands.put(lambda: self._engine.add(request))
             while not is_finished:
                 output = await stream.get()
@@ -137,20 +155,31 @@ class AsyncEngine:
         self._engine.check_alive()
 
     async def stats(self) -> EngineStats:
-        """A look at the engine between two steps."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[EngineStats] = loop.create_future()
-
-        def look() -> None:
-            stats = self._engine.stats()
-            loop.call_soon_threadsafe(_resolve, answer, stats)
-
+        """A look at the engine as it is now."""
         self.check_health()
-        self._commands.put(look)
-        return await answer
+        return self._engine.stats()
+
+    async def join(self, spec: MemberSpec) -> EngineInfo:
+        """Share pages with the other engines of an application from now on; call it once.
+
+        Raises as `ClusterMembership.join` does, and the engine goes on alone.
+        """
+        # Imported here: offline engines have no use for Ray.
+        from pageray.workers.cluster_membership import ClusterMembership
+
+        self._membership = await ClusterMembership.join(self._engine, spec, self.check_health)
+        return self._membership.info
+
+    @property
+    def pull_counters(self) -> "PullCounters | None":
+        """None for an engine that has not joined a cluster."""
+        return None if self._membership is None else self._membership.counters
 
     def shutdown(self) -> None:
         """End all requests, the thread and the ranks. Safe to call twice, from any thread."""
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.close()
         self._is_stopping = True
         self._commands.put(lambda: None)
         self._thread.join()
@@ -236,11 +265,6 @@ def _merge_sequence(parts: list[SequenceOutput]) -> SequenceOutput:
 def _put_all(deliveries: list[tuple[_Stream, RequestOutput]]) -> None:
     for stream, output in deliveries:
         stream.put(output)
-
-
-def _resolve(answer: "asyncio.Future[EngineStats]", stats: EngineStats) -> None:
-    if not answer.done():
-        answer.set_result(stats)
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:

@@ -138,6 +138,11 @@ class Engine:
     def has_requests(self) -> bool:
         return self._scheduler.has_requests
 
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """See `EngineStats`."""
+        return self._prefill_rate.per_s
+
     def check_request(self, request: GenerateRequest) -> None:
         """Raise the `ClientError` that `add` would raise for what can never be served."""
         resolve_max_tokens(request, self.found.limits)

@@ -75,8 +75,10 @@ class EnginePages:
         with self.lock:
             return self._pool.take_events()
 
-    def published_keys(self) -> tuple[BlockKey, ...]:
+    def take_snapshot(self) -> tuple[BlockKey, ...]:
+        """Every published key; the events that led here are forgotten."""
         with self.lock:
+            self._pool.take_events()
             return self._pool.published_keys()
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import cast
 
 import grpc
@@ -36,7 +37,6 @@ from pageray.workers.transfer.arrivals import Arrivals
 from pageray.workers.transfer.grpc_stream import add_page_stream
 from pageray.workers.transfer.malloc import keep_freed_memory
 from pageray.workers.transfer.mapped_pages import MappedPages
-from pageray.workers.transfer.page_write import plan_writes
 from pageray.workers.transfer.socket_options import tune
 from pageray.workers.transfer.socket_server import PageSocketServer
 
@@ -158,21 +158,22 @@ class _Bench:
         blocks = [BlockId(block) for block in range(1, self._num_pages + 1)]
         destination_blocks = self._random.sample(blocks, len(blocks))
         transfer_id = TransferId(next(self._transfer_ids))
-        writes = plan_writes(self._random.sample(blocks, len(blocks)), destination_blocks)
+        source_blocks = self._random.sample(blocks, len(blocks))
         expectation = arrivals.expect(transfer_id, destination_blocks)
-        batch = _ACKNOWLEDGED_PAGES if transport == SHARED_MEMORY else len(writes)
+        batch = _ACKNOWLEDGED_PAGES if transport == SHARED_MEMORY else len(blocks)
         start_s = time.perf_counter()
         self._connection.send(
             Send(
                 transport=transport,
                 with_checksums=with_checksums,
                 transfer_id=transfer_id,
-                writes=writes,
+                source_blocks=source_blocks,
+                destination_blocks=destination_blocks,
                 batch=batch,
             )
         )
-        for start in range(0, len(writes), batch):
-            indices = range(start, min(start + batch, len(writes)))
+        for start in range(0, len(blocks), batch):
+            indices = range(start, min(start + batch, len(blocks)))
             checksums = cast("list[int]", self._receive())
             if transport == SHARED_MEMORY:
                 arrivals.confirm(transfer_id, indices, checksums)
@@ -236,7 +237,7 @@ class _Pool:
         os.close(self._memfd)
 
 
-def _start(target: Target) -> tuple[Connection, multiprocessing.process.BaseProcess]:
+def _start(target: Target) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=run_source, args=(target, theirs), daemon=True)

@@ -9,13 +9,13 @@ from multiprocessing.connection import Connection
 import grpc
 import numpy as np
 
-from pageray.cluster.ids import TransferId
+from pageray.cluster.ids import BlockId, TransferId
 from pageray.cluster.page_layout import PoolLayout
 from pageray.workers.transfer.grpc_writer import GrpcStreamWriter
 from pageray.workers.transfer.malloc import keep_freed_memory
 from pageray.workers.transfer.mapped_pages import MappedPages
 from pageray.workers.transfer.outgoing import OutgoingPages
-from pageray.workers.transfer.page_write import PageWrite
+from pageray.workers.transfer.page_write import plan_writes
 from pageray.workers.transfer.page_writer import PageWriter
 from pageray.workers.transfer.shared_memory import SharedMemoryWriter
 from pageray.workers.transfer.socket_options import tune
@@ -48,7 +48,8 @@ class Send:
     transport: str
     with_checksums: bool
     transfer_id: TransferId
-    writes: list[PageWrite]
+    source_blocks: list[BlockId]
+    destination_blocks: list[BlockId]
     batch: int
 
 
@@ -98,8 +99,9 @@ class _Source:
         key = job.transport, job.with_checksums
         if key not in self._writers:
             self._writers[key] = self._open(*key)
-        for start in range(0, len(job.writes), job.batch):
-            answer(self._writers[key].write(job.transfer_id, job.writes[start : start + job.batch]))
+        writes = plan_writes(job.source_blocks, job.destination_blocks)
+        for start in range(0, len(writes), job.batch):
+            answer(self._writers[key].write(job.transfer_id, writes[start : start + job.batch]))
 
     def copy_all(self) -> float:
         start_s = time.perf_counter()

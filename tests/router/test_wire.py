@@ -23,7 +23,7 @@ from pageray.cluster.generation import (
 from pageray.cluster.ids import RequestId
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.router.wire import (
-    decode_output,
+    decode_frame,
     decode_request,
     encode_error,
     encode_output,
@@ -48,7 +48,7 @@ def test_requests_and_outputs() -> None:
     output = RequestOutput(
         request_id=RequestId("r"), sequences=(sequence,), num_prompt_tokens=2, is_finished=True
     )
-    assert decode_output(encode_output(output)) == output
+    assert decode_frame(encode_output(output)) == output
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_requests_and_outputs() -> None:
 )
 def test_errors_keep_class_words_and_fields(error: PageRayError) -> None:
     with pytest.raises(type(error)) as caught:
-        decode_output(encode_error(error))
+        decode_frame(encode_error(error))
     assert type(caught.value) is type(error)
     assert str(caught.value) == "m"
     assert vars(caught.value) == vars(error)
@@ -73,4 +73,4 @@ def test_errors_keep_class_words_and_fields(error: PageRayError) -> None:
 
 def test_an_error_that_clients_have_no_use_for_is_a_server_error() -> None:
     with pytest.raises(ServerError, match="weights"):
-        decode_output(encode_error(ModelLoadError("weights")))
+        decode_frame(encode_error(ModelLoadError("weights")))

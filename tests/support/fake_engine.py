@@ -34,7 +34,7 @@ class FakeExecutor:
         self,
         num_blocks: int,
         block_size: int = BLOCK_SIZE,
-        before_step: Callable[[], None] = time.time,
+        before_step: Callable[[], object] = time.time,
     ) -> None:
         self.layout = PoolLayout(
             num_layers=1,
@@ -82,7 +82,7 @@ class FakeExecutor:
 def fake_engine(
     num_blocks: int, *, budget: int = 32, before_step: Callable[[], object] = time.time
 ) -> Engine:
-    executor = FakeExecutor(num_blocks, before_step=lambda: before_step() and None)
+    executor = FakeExecutor(num_blocks, before_step=before_step)
     limits = EngineLimits(
         vocab_size=VOCAB_SIZE,
         max_model_len=400,

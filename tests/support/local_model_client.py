@@ -7,7 +7,7 @@ from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import RequestId
 from pageray.router.llm_config import LLMConfig, ModelLoadingConfig
 from pageray.router.server import LLMServer
-from pageray.router.wire import ModelFacts, decode_facts, decode_output, encode_request
+from pageray.router.wire import ModelFacts, decode_facts, decode_frame, encode_request
 from scripted_engine import ScriptedEngine
 
 
@@ -21,7 +21,9 @@ class LocalModelClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         async with aclosing(self._server.generate(encode_request(request))) as frames:
             async for frame in frames:
-                yield decode_output(frame)
+                content = decode_frame(frame)
+                if isinstance(content, RequestOutput):
+                    yield content
 
     async def finish_sequence(self, request_id: RequestId, index: int) -> None:
         await self._server.finish_sequence(request_id, index)

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pageray.cluster.config import EngineConfig
+from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
+from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.errors import ContextLengthError, EngineDeadError, PageRayError
 from pageray.cluster.generation import (
     FinishReason,
@@ -14,7 +16,8 @@ from pageray.cluster.generation import (
     SequenceOutput,
     TokenLogprobs,
 )
-from pageray.cluster.ids import RequestId
+from pageray.cluster.ids import BlockKey, RequestId
+from pageray.cluster.member_spec import MemberSpec
 
 Script = Callable[[GenerateRequest, int], tuple[int, ...]]
 """(request, sequence index) -> all tokens of the reply, without EOS."""
@@ -28,6 +31,9 @@ def echo(request: GenerateRequest, index: int) -> tuple[int, ...]:
 async def no_wait() -> None:
     """Steps follow each other as fast as the event loop turns."""
     await asyncio.sleep(0)
+
+
+ROOT_KEY = BlockKey(b"scripted")
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class ScriptedEngine:
     max_model_len: int = 512
     eos_token_ids: tuple[int, ...] = (2,)
     capacity_tokens: int = 1024
+    block_size: int = 16
+    root_key: BlockKey = ROOT_KEY
     num_cached_tokens: int = 0
     refusal: PageRayError | None = None
     dies_after_tokens: int | None = None
@@ -65,8 +73,13 @@ class ScriptedEngine:
         self.running.add(request.request_id)
         is_finished = False
         try:
-            position = 0
-            alive = set(range(request.sampling.n))
+            # Resumed sequences are all equally far in these tests.
+            position = request.num_resumed_tokens
+            alive = {
+                index
+                for index in range(request.sampling.n)
+                if not (request.resumed and request.resumed[index].is_finished)
+            }
             while alive:
                 await self.before_step()
                 if self.dies_after_tokens is not None and position >= self.dies_after_tokens:
@@ -88,6 +101,9 @@ class ScriptedEngine:
             self.running.discard(request.request_id)
             if not is_finished:
                 self.aborted.append(request.request_id)
+
+    async def join(self, spec: MemberSpec) -> EngineInfo:
+        raise CoordinatorUnavailableError("a scripted engine has no pages.")
 
     def finish_sequence(self, request_id: RequestId, index: int) -> None:
         self.finished_early.append((request_id, index))
@@ -123,6 +139,7 @@ class ScriptedEngine:
         return SequenceOutput(
             index=index,
             token_ids=(token_id,),
+            position=position,
             finish_reason=reason,
             stop_token_id=token_id if reason is FinishReason.STOP else None,
             logprobs=_logprobs(token_id, position, request.sampling.logprobs),

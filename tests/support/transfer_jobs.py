@@ -192,11 +192,14 @@ class Destination:
         if self.transport in ONE_SIDED:
             self.arrivals.confirm(transfer_id, [write.index for write in writes], checksums)
 
-    def close(self) -> None:
+    def close_transport(self) -> None:
         if self._socket_server is not None:
             self._socket_server.close()
         if self._grpc_server is not None:
             self._grpc_server.stop(None).wait()
+
+    def close(self) -> None:
+        self.close_transport()
         self.pools.close()
 
 

@@ -90,6 +90,12 @@ class PageAgent:
             settler=self._settler,
         )
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block on all ranks: what pulling it moves."""
+        layout = self.info.layout
+        return sum(layout.page_bytes(rank) for rank in range(len(layout.shards)))
+
     def pull(
         self,
         contents: list[BlockContent],
@@ -111,9 +117,9 @@ class PageAgent:
             cancel=cancel or PullCancel(),
         )
 
-    def close(self) -> None:
-        """Stop serving and pulling; pushes under way are broken off."""
-        self._server.stop(grace=None).wait()
+    def close(self, grace_s: float = 0.0) -> None:
+        """Stop serving and pulling; pushes under way are broken off after `grace_s`."""
+        self._server.stop(grace=grace_s).wait()
         self._sockets.close()
         self._settler.close()
         self._peers.close()

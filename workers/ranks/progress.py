@@ -6,6 +6,7 @@ Whoever reads or reuses pages from outside the step loop (transfers) looks here 
 
 import mmap
 import os
+import threading
 import time
 
 from pageray.cluster.errors import EngineDeadError
@@ -30,6 +31,8 @@ class ProgressBoard:
         self._size = size
         self._mapping = mmap.mmap(memfd, size * _WORD_BYTES)
         self._words = memoryview(self._mapping).cast("Q")
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     @classmethod
     def create(cls, size: int) -> "ProgressBoard":
@@ -54,9 +57,15 @@ class ProgressBoard:
         self.layers_written(rank, step_id, _ALL_LAYERS)
 
     def num_layers_written(self, step_id: int) -> int:
-        """By the slowest rank; at least the model's number of layers once the step is done."""
+        """By the slowest rank; at least the model's number of layers once the step is done.
+
+        Raises `EngineDeadError` after `close`.
+        """
         goal = step_id << _LAYER_BITS
-        slowest = min(self._words[rank * _WORD_BYTES // 8] for rank in range(self._size))
+        with self._lock:
+            if self._is_closed:
+                raise EngineDeadError("The engine has been shut down.")
+            slowest = min(self._words[rank * _WORD_BYTES // 8] for rank in range(self._size))
         return min(max(0, slowest - goal), _ALL_LAYERS)
 
     def wait_until_written(self, step_id: int, timeout_s: float) -> None:
@@ -73,6 +82,8 @@ class ProgressBoard:
             pause_s = min(2 * pause_s, _LAST_POLL_S)
 
     def close(self) -> None:
-        self._words.release()
+        with self._lock:
+            self._is_closed = True
+            self._words.release()
         self._mapping.close()
         os.close(self._memfd)

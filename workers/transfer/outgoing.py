@@ -25,6 +25,7 @@ class OutgoingPages:
             [part for part in slices if part.destination_rank == rank]
             for rank in range(len(destination.shards))
         ]
+        self._whole_rank_of = [self._whole_rank(slices) for slices in self._slices_of]
         self._staging: dict[int, list[ByteArray]] = {}
 
     def parts(self, write: PageWrite, place: int = 0) -> list[ByteArray]:
@@ -35,33 +36,30 @@ class OutgoingPages:
         """
         span = write.source_span(self.pages.layout.num_layers)
         self.pages.check_span(span)
+        block, start, end = span
         return [
-            self._whole_page(slices[0].source_rank, span)
-            if self._is_whole(slices)
-            else self._staged(rank, slices, span, place)
-            for rank, slices in enumerate(self._slices_of)
+            self._staged(rank, span, place)
+            if source_rank is None
+            else self.pages.rank(source_rank)[block, start:end].reshape(-1)
+            for rank, source_rank in enumerate(self._whole_rank_of)
         ]
 
     def write_bytes(self, write: PageWrite) -> int:
         return wire_bytes(self.destination, write.destination_span(self.destination.num_layers))
 
-    def _is_whole(self, slices: Sequence[HeadSlice]) -> bool:
-        """Whether the destination rank's page is, byte for byte, one source rank's page."""
+    def _whole_rank(self, slices: Sequence[HeadSlice]) -> int | None:
+        """The source rank whose page is, byte for byte, the destination rank's page."""
         start, end = self.pages.layout.shards[slices[0].source_rank]
-        return len(slices) == 1 and slices[0].num_heads == end - start
+        is_whole = len(slices) == 1 and slices[0].num_heads == end - start
+        return slices[0].source_rank if is_whole else None
 
-    def _whole_page(self, rank: int, span: PageSpan) -> ByteArray:
-        return self.pages.rank(rank)[span.block, span.layer_start : span.layer_end].reshape(-1)
-
-    def _staged(
-        self, rank: int, slices: Sequence[HeadSlice], span: PageSpan, place: int
-    ) -> ByteArray:
+    def _staged(self, rank: int, span: PageSpan, place: int) -> ByteArray:
         start, end = self.destination.shards[rank]
         num_layers = span.layer_end - span.layer_start
         shape = (num_layers, 2, end - start, self.destination.head_bytes)
         flat = self._staging_of(rank, place)[: int(np.prod(shape))]
         staged = flat.reshape(shape)
-        for part in slices:
+        for part in self._slices_of[rank]:
             source = self.pages.rank(part.source_rank)[
                 span.block, span.layer_start : span.layer_end
             ]

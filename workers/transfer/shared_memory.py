@@ -17,6 +17,9 @@ from pageray.workers.transfer.outgoing import OutgoingPages
 from pageray.workers.transfer.page_write import PageWrite
 from pageray.workers.transfer.page_writer import ShouldStop, TransferError, check_stop, never
 
+_PAGES_PER_PULSE = 16
+"""A look at the destination's pidfd costs as much as a few kilobytes."""
+
 
 class SharedMemoryWriter:
     """A `PageWriter` by plain copies, which release the interpreter lock."""
@@ -39,9 +42,9 @@ class SharedMemoryWriter:
         self, transfer_id: TransferId, writes: Sequence[PageWrite], should_stop: ShouldStop = never
     ) -> list[int]:
         checksums: list[int] = []
-        for write in writes:
+        for number, write in enumerate(writes):
             check_stop(should_stop, transfer_id)
-            if not self._pulse.is_alive:
+            if number % _PAGES_PER_PULSE == 0 and not self._pulse.is_alive:
                 raise TransferError(f"transfer {transfer_id}: the destination has ended.")
             checksums += self._write_page(write)
         return checksums

@@ -1,0 +1,176 @@
+"""Before a request is queued: are pages of its prompt somewhere else, and worth fetching?
+
+What is pulled lands in the engine's prefix cache, where admission finds it like any other hit. So
+a pull needs no place in the scheduler, runs beside other sequences' steps, and when it fails the
+tokens are computed as if nothing had happened.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from pageray.cluster.block_keys import BlockContent
+from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
+from pageray.cluster.coordinator.messages import EngineInfo, Holder
+from pageray.cluster.generation import GenerateRequest
+from pageray.cluster.ids import BlockKey, EngineId
+from pageray.cluster.pull_cost import pull_s, pull_timeout_s, recompute_s
+from pageray.workers.engine_pages import EnginePages
+from pageray.workers.page_service.page_agent import PageAgent
+from pageray.workers.page_service.puller import PullCancel, PullOutcome
+from pageray.workers.rate_meter import RateMeter
+
+logger = logging.getLogger(__name__)
+
+MIN_BLOCKS = 2
+"""Fewer missing blocks are computed in less time than it takes to ask."""
+LOOKUP_TIMEOUT_S = 0.25
+MAX_PULLS = 8
+
+
+class HolderIndex(Protocol):
+    """The part of the coordinator that knows who holds what."""
+
+    async def best_holder(
+        self, root_key: BlockKey, keys: tuple[BlockKey, ...], *, min_blocks: int, exclude: EngineId
+    ) -> Holder | None: ...
+
+    async def end_lease(self, lease_id: int) -> None: ...
+
+
+@dataclass(slots=True)
+class PullCounters:
+    """Since the start."""
+
+    num_lookups: int = 0
+    num_predicted_blocks: int = 0
+    """Blocks that a holder was said to have and that were asked for ..."""
+    num_delivered_blocks: int = 0
+    """... and those of them that came and were verified."""
+    num_pulls: int = 0
+    num_failed_pulls: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Prefetcher:
+    """For one event loop. Never raises for what goes wrong with a pull."""
+
+    def __init__(self, pages: EnginePages, agent: PageAgent, index: HolderIndex) -> None:
+        self._pages = pages
+        self._agent = agent
+        self._index = index
+        self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="pageray-pull")
+        self._pulling: dict[BlockKey, asyncio.Future[None]] = {}
+        self._rate = RateMeter()
+        self.counters = PullCounters()
+
+    @property
+    def pull_bytes_per_s(self) -> float:
+        """Measured; 0 before the first pull."""
+        return self._rate.per_s
+
+    async def prefetch(
+        self, request: GenerateRequest, prefill_tokens_per_s: float, *, can_ask: bool
+    ) -> None:
+        """Pull what is worth it. `can_ask`: the coordinator is there; without it only the holder
+        that the request itself names is asked. Cancelling breaks a pull off."""
+        contents = self._pages.contents_of(request)
+        while True:
+            num_local = self._pages.num_local_blocks(contents)
+            if len(contents) - num_local < MIN_BLOCKS:
+                return
+            first_missing = contents[num_local].key
+            other = self._pulling.get(first_missing)
+            if other is None:
+                break
+            # A sibling is bringing the same blocks: look again when it has.
+            await asyncio.shield(other)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pulling[first_missing] = done
+        try:
+            await self._find_and_pull(request, contents, num_local, prefill_tokens_per_s, can_ask)
+        finally:
+            del self._pulling[first_missing]
+            done.set_result(None)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _find_and_pull(
+        self,
+        request: GenerateRequest,
+        contents: list[BlockContent],
+        num_local: int,
+        prefill_tokens_per_s: float,
+        can_ask: bool,
+    ) -> None:
+        if request.pull_from is not None:
+            # Whoever named it knows that it computed these very tokens.
+            await self._pull(contents, request.pull_from, len(contents) - num_local)
+            return
+        holder = await self._find(contents, num_local) if can_ask else None
+        if holder is None:
+            return
+        num_blocks = min(holder.num_matched_blocks, len(contents)) - num_local
+        num_tokens = num_blocks * self._agent.info.block_size
+        num_bytes = num_blocks * self._agent.block_bytes
+        expected_s = pull_s(num_bytes, self._rate.per_s)
+        try:
+            if expected_s < recompute_s(num_tokens, prefill_tokens_per_s):
+                usable = contents[: holder.num_matched_blocks]
+                await self._pull(usable, holder.info, num_blocks)
+        finally:
+            await self._end_lease(holder.lease_id)
+
+    async def _find(self, contents: list[BlockContent], num_local: int) -> Holder | None:
+        self.counters.num_lookups += 1
+        info = self._agent.info
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                return await self._index.best_holder(
+                    info.root_key,
+                    tuple(content.key for content in contents),
+                    min_blocks=num_local + MIN_BLOCKS,
+                    exclude=info.engine_id,
+                )
+        except (CoordinatorUnavailableError, TimeoutError) as error:
+            logger.info("nobody is asked for pages: %s", error)
+            return None
+
+    async def _end_lease(self, lease_id: int) -> None:
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await self._index.end_lease(lease_id)
+        except (CoordinatorUnavailableError, TimeoutError):
+            # It ends by itself.
+            return
+
+    async def _pull(
+        self, contents: list[BlockContent], source: EngineInfo, num_predicted: int
+    ) -> None:
+        cancel = PullCancel()
+        num_bytes = num_predicted * self._agent.block_bytes
+        timeout_s = pull_timeout_s(pull_s(num_bytes, self._rate.per_s))
+
+        def work() -> PullOutcome:
+            return self._agent.pull(contents, source, timeout_s=timeout_s, cancel=cancel)
+
+        self.counters.num_pulls += 1
+        self.counters.num_predicted_blocks += num_predicted
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            # No harm when it has ended; when this task is cancelled the thread must not go on.
+            cancel.set()
+        self._count(outcome)
+
+    def _count(self, outcome: PullOutcome) -> None:
+        self.counters.num_delivered_blocks += outcome.num_blocks
+        self.counters.num_bytes += outcome.num_bytes
+        self.counters.seconds += outcome.seconds
+        self.counters.num_failed_pulls += outcome.failure is not None
+        if outcome.num_blocks:
+            self._rate.observe(outcome.num_bytes, outcome.seconds)
