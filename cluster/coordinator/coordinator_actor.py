@@ -13,7 +13,6 @@ import time
 from typing import cast
 
 import ray
-import ray.actor
 from ray.actor import ActorHandle
 
 NAMESPACE = "pageray"
@@ -48,21 +47,14 @@ class CoordinatorActor:
         """One request of `requests.py`, answered."""
         return self._service.handle(payload, time.monotonic())
 
-    async def leave_if_idle(self) -> None:
-        if self._is_idle():
-            # Raises; Ray takes it only from a method, not from a task of our own.
-            ray.actor.exit_actor()
-
     async def _expire_until_idle(self) -> None:
         me = ray.get_runtime_context().current_actor
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
             self._service.expire(time.monotonic())
-            if self._is_idle():
-                me.leave_if_idle.remote()
-
-    def _is_idle(self) -> bool:
-        return self._service.idle_s(time.monotonic()) > self._idle_timeout_s
+            if self._service.idle_s(time.monotonic()) > self._idle_timeout_s:
+                # Not exit_actor: that works in a method only, and waits for calls under way.
+                ray.kill(me, no_restart=True)
 
 
 def coordinator_name(app_name: str) -> str:

@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +29,8 @@ MODEL = f"org/test.{os.getpid()}"
 """Ray names processes after deployments: with our process id in it, these are surely ours."""
 APPLICATION = "app"
 LONG = "one two three four five six seven eight nine ten " * 8
+LONG_S = 80 * STEP_S
+"""A reply of `LONG` takes longer than this."""
 BOUND_S = 10.0
 """Within this time what must happen has happened, also on a busy machine."""
 
@@ -153,17 +157,58 @@ def test_a_stop_string_ends_one_sequence_on_its_replica(client: openai.OpenAI) -
     assert [choice.text for choice in reply.choices] == ["", " beta gamma delta"]
 
 
-def test_a_dead_replica_is_replaced(base_url: str, client: openai.OpenAI) -> None:
-    os.kill(_replica_pids()[0], signal.SIGKILL)
-    for _ in range(5):
-        # Serve sends nothing to a replica that it knows to be dead.
-        reply = client.with_options(max_retries=5).completions.create(model=MODEL, prompt="a b")
-        assert reply.choices[0].text == "a b"
+def test_streams_survive_a_killed_replica(base_url: str) -> None:
+    with ThreadPoolExecutor() as executor:
+        streams = [executor.submit(_stream, base_url, f"{i} {LONG}") for i in range(6)]
+        _wait_until(lambda: all(stats["num_running"] for stats in _stats()))
+        os.kill(_replica_pids()[0], signal.SIGKILL)
+        assert [stream.result() for stream in streams] == [f"{i} {LONG}" for i in range(6)]
     _wait_until(lambda: len(_replica_pids()) == 2, timeout_s=60)
     assert httpx.get(f"{base_url}/health").status_code == 200
 
 
-def _serving_args() -> LLMServingArgs:
+@pytest.mark.parametrize("change", ["new version", "fewer replicas", "more replicas"])
+def test_nothing_is_lost_when_replicas_are_exchanged(base_url: str, change: str) -> None:
+    """Streams go on all the time; each is longer than the replicas are allowed to linger."""
+    num_replicas = 1 if change == "fewer replicas" else 2
+    before = set(_replica_pids())
+    is_over = threading.Event()
+
+    def keep_streaming(number: int) -> int:
+        count = 0
+        while not is_over.is_set():
+            prompt = f"{number} {count} {LONG}"
+            assert _stream(base_url, prompt) == prompt
+            count += 1
+        return count
+
+    with ThreadPoolExecutor() as executor:
+        streams = [executor.submit(keep_streaming, number) for number in range(4)]
+        try:
+            args = _serving_args(num_replicas=num_replicas, seed=1)
+            application = build_application(args, engine_factory=start_paced_engine)
+            serve.run(application, name=APPLICATION)
+            _wait_until(lambda: _is_exchanged(before, change, num_replicas), timeout_s=60)
+        finally:
+            is_over.set()
+        assert sum(stream.result() for stream in streams) >= 4
+
+
+def _is_exchanged(before: set[int], change: str, num_replicas: int) -> bool:
+    now = set(_replica_pids())
+    if change == "new version":
+        return len(now) == num_replicas and not now & before
+    return len(now) == num_replicas
+
+
+def _stream(base_url: str, prompt: str) -> str:
+    """The text of a streamed completion, which for this engine is the prompt."""
+    client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(model=MODEL, prompt=prompt, max_tokens=200, stream=True)
+    return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+
+def _serving_args(num_replicas: int = 2, seed: int = 0) -> LLMServingArgs:
     return LLMServingArgs.model_validate(
         {
             "llm_configs": [
@@ -172,7 +217,11 @@ def _serving_args() -> LLMServingArgs:
                         "model_id": MODEL,
                         "model_source": "smollm2-135m",
                     },
-                    "deployment_config": {"num_replicas": 2},
+                    "engine_kwargs": {"seed": seed},
+                    "deployment_config": {
+                        "num_replicas": num_replicas,
+                        "graceful_shutdown_timeout_s": 2 * LONG_S,
+                    },
                 }
             ]
         }

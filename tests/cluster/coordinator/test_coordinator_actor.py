@@ -10,12 +10,9 @@ from typing import TypeVar, cast
 
 import pytest
 import ray
+from ray.actor import ActorHandle
 
-from pageray.cluster.coordinator.coordinator_actor import (
-    NAMESPACE,
-    coordinator_name,
-    find_or_start_coordinator,
-)
+from pageray.cluster.coordinator.coordinator_actor import NAMESPACE, coordinator_name
 from pageray.cluster.coordinator.coordinator_client import CoordinatorClient
 from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
 from pageray.cluster.coordinator.messages import (
@@ -171,8 +168,12 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def process_id(app_name: str) -> int:
-    actor = find_or_start_coordinator(app_name, b"unused", 60.0)
-    return cast(int, await actor.process_id.remote())
+    actor = cast(
+        "ActorHandle[object]", ray.get_actor(coordinator_name(app_name), namespace=NAMESPACE)
+    )
+    method = cast("Callable[[], Awaitable[int]]", actor.process_id.remote)
+    async with asyncio.timeout(BOUND_S):
+        return await method()
 
 
 def is_named(app_name: str) -> bool:

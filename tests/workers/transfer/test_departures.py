@@ -17,12 +17,13 @@ def test_cancel_waits_for_the_write_and_tells_it_to_stop() -> None:
     ended: list[str] = []
 
     def write() -> None:
-        with pytest.raises(TransferStoppedError), departures.writing(DEPARTURE) as should_stop:
+        with departures.writing(DEPARTURE) as should_stop:
             check_stop(should_stop, DEPARTURE[2])
             page_started.set()
             assert let_page_end.wait(10)
-            check_stop(should_stop, DEPARTURE[2])
-        ended.append("stopped")
+            with pytest.raises(TransferStoppedError):
+                check_stop(should_stop, DEPARTURE[2])
+            ended.append("stopped")
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -37,9 +38,11 @@ def test_cancel_waits_for_the_write_and_tells_it_to_stop() -> None:
 def test_cancelled_transfer_never_starts() -> None:
     departures = Departures()
     assert departures.cancel(DEPARTURE, 0.0)
-    with pytest.raises(TransferStoppedError, match="9 was cancelled"):
-        with departures.writing(DEPARTURE):
-            pass
+    with (
+        pytest.raises(TransferStoppedError, match="9 was cancelled"),
+        departures.writing(DEPARTURE),
+    ):
+        pass
     other_epoch = (DEPARTURE[0], Epoch(5), DEPARTURE[2])
     with departures.writing(other_epoch) as should_stop:
         assert not should_stop()

@@ -4,6 +4,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import grpc
 import pytest
@@ -77,9 +78,8 @@ def exchange_grpc(destination: Destination, data: bytes) -> bytes:
 
     with grpc.insecure_channel(destination.endpoint().address) as channel:
         try:
-            return channel.stream_unary(f"/{SERVICE}/{METHOD}")(
-                messages(), timeout=TIMEOUT_S, metadata=((SECRET_KEY, SECRET),)
-            )
+            call = cast("Callable[..., bytes]", channel.stream_unary(f"/{SERVICE}/{METHOD}"))
+            return call(messages(), timeout=TIMEOUT_S, metadata=((SECRET_KEY, SECRET),))
         except grpc.RpcError:
             return b""
 
@@ -104,7 +104,7 @@ def test_damaged_page_fails_the_transfer(
 
 @EXCHANGES
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    "refused",
     [
         (frame(payload_bytes=PAGE_BYTES + 1), f"payload of {PAGE_BYTES + 1} bytes"),
         (frame(payload_bytes=2**63), "payload of"),
@@ -118,13 +118,14 @@ def test_refused_before_a_byte_is_written(
     caplog: pytest.LogCaptureFixture,
     transport: str,
     exchange: Exchange,
-    data: bytes,
-    reason: str,
+    refused: tuple[bytes, str],
 ) -> None:
+    data, reason = refused
     destination = make_destination(transport, layout_of(1))
     expectation = destination.expect(ID, whole_writes([(1, 5)]))
     with caplog.at_level(logging.WARNING):
         assert exchange(destination, data + bytes(PAGE_BYTES)) == b""
+        destination.close_transport()
     assert reason in caplog.text
     assert not expectation.outcome.done()
     assert_delivered(destination.pages, [])
