@@ -20,3 +20,10 @@ def check_port_is_free(host: str, port: int) -> None:
                 f"Port {port} on {host} cannot be used: {error.strerror}. Choose another with "
                 f"--port {port + 1}, or stop what listens there."
             ) from error
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listened on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

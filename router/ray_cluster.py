@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("RAY_DASHBOARD_STARTUP_TIMEOUT_S", "0")
 # Ray runs workers at niceness 15, below its own dashboard. Here the workers do the work.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Serve's logs go to its files; what our own code logs still reaches this terminal.
+os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 
 import ray
 

@@ -1,8 +1,8 @@
+# pyright: basic
+# Ray describes its nodes in untyped dicts; this file is the boundary.
 """Which replica of which application this process is."""
 
-from typing import cast
-
-import ray.util
+import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
@@ -19,5 +19,14 @@ def replica_place() -> MemberSpec | None:
     return MemberSpec(
         app_name=context.app_name,
         engine_id=EngineId(context.replica_id.unique_id),
-        host=cast("str", ray.util.get_node_ip_address()),
+        host=_node_address(),
     )
+
+
+def _node_address() -> str:
+    """Where the cluster reaches this node: the loopback interface, for a cluster that keeps to it.
+
+    Ray's own `get_node_ip_address` names the machine's interface whatever the cluster uses.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)

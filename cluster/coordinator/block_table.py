@@ -78,9 +78,11 @@ class ClusterBlockTable:
     def drop(self, incarnation: IncarnationId) -> None:
         """Forget all an incarnation holds, at once; its id is void. KeyError if it is not open."""
         bit = self._bits.pop(incarnation)
-        del self._num_held[incarnation]
         self._live &= ~bit
-        self._dead |= bit
+        if self._num_held.pop(incarnation):
+            self._dead |= bit
+        else:
+            heapq.heappush(self._free, incarnation)
 
     def store(self, incarnation: IncarnationId, keys: Iterable[BlockKey]) -> None:
         """It holds these keys from now on; those it held already change nothing."""
@@ -161,7 +163,7 @@ class ClusterBlockTable:
         bit = self._bits[incarnation]
         return {hint for shard in self._shards for hint, held in shard.items() if held & bit}
 
-    def sweep(self, max_entries: int = 4000) -> None:
+    def sweep(self, max_entries: int) -> None:
         """Take dead entries out of the next shards, looking at about `max_entries`."""
         if not self._sweeping:
             if not self._dead:

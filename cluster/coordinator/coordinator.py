@@ -29,6 +29,10 @@ from pageray.cluster.ids import BlockKey, EngineId, Epoch
 DEFAULT_HEARTBEAT_TIMEOUT_S = 10.0
 DEFAULT_LEASE_S = 30.0
 
+# Entries looked at. Dead ones cost memory only, so an answer should not wait for them.
+_SWEPT_PER_MESSAGE = 500
+_SWEPT_PER_EXPIRY = 20_000
+
 _MUST_REGISTER = EngineReply(must_register=True)
 _IS_STALE = EngineReply(is_stale=True)
 
@@ -88,7 +92,7 @@ class Coordinator:
 
     def apply(self, batch: EventBatch) -> EngineReply:
         """Follow an engine's events. Repeated and early batches do no harm."""
-        self._table.sweep()
+        self._table.sweep(_SWEPT_PER_MESSAGE)
         known = self._known(batch.engine_id, batch.epoch)
         if isinstance(known, EngineReply):
             return known
@@ -97,7 +101,7 @@ class Coordinator:
 
     def restore(self, snapshot: Snapshot) -> EngineReply:
         """Replace what is known of an engine's blocks, unless later events are known already."""
-        self._table.sweep()
+        self._table.sweep(_SWEPT_PER_MESSAGE)
         known = self._known(snapshot.engine_id, snapshot.epoch)
         if isinstance(known, EngineReply):
             return known
@@ -164,7 +168,7 @@ class Coordinator:
 
     def expire(self, now_s: float) -> None:
         """Drop engines that have been silent too long and leases past their time; sweep a bit."""
-        self._table.sweep()
+        self._table.sweep(_SWEPT_PER_EXPIRY)
         self._drop_overdue(now_s)
 
     def blocks_held(self, engine_id: EngineId) -> set[int]:

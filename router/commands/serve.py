@@ -2,27 +2,18 @@
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
 
 from pageray.router.commands.subparsers import Subparsers
 from pageray.router.config_file import DEFAULT_CONFIG
 from pageray.router.http_port import check_port_is_free
-from pageray.router.readiness import wait_until_healthy
 from pageray.router.serve_plan import ServePlan, make_plan
+from pageray.router.serving import start_serving
 from pageray.workers.model_store.resolve import resolve_model
-
-if TYPE_CHECKING:
-    from pageray.router.ray_cluster import RayCluster
-
-_HEALTHY_TIMEOUT_S = 1800.0
-"""Large models take minutes to load; a start that fails is noticed long before."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -50,9 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
     started_s = time.monotonic()
     plan = make_plan(arguments.config, arguments.set, arguments.host, arguments.port)
     signal.signal(signal.SIGTERM, _interrupt)
-    # Serve's logs go to its files; what our own code logs still reaches this terminal. Read when
-    # ray.serve is imported, here and in the processes of a cluster that we start.
-    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     # The models, Ray and the modules below come in parallel: each alone takes seconds.
     with ThreadPoolExecutor(max_workers=2) as executor:
         from pageray.router.ray_cluster import RayCluster
@@ -66,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             cluster.start()
             # Ray has put a handler of its own in place, which dumps stacks and aborts.
             signal.signal(signal.SIGTERM, _interrupt)
-            _start(cluster, plan, models)
+            start_serving(cluster, plan, models)
             _say_ready(plan, time.monotonic() - started_s)
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -74,30 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             cluster.stop()
     return 0
-
-
-def _start(cluster: "RayCluster", plan: ServePlan, models: "list[Future[Path]]") -> None:
-    cluster.start_serve(plan.http_options, plan.tree)
-
-    from ray.serve import RunTarget
-
-    from pageray.router.builder import build_openai_app
-
-    targets = [
-        RunTarget(build_openai_app(app.args), name=app.name, route_prefix=app.route_prefix)
-        for app in plan.applications
-    ]
-    for model in models:
-        model.result()
-    cluster.deploy(targets)
-    for app in plan.applications:
-        wait_until_healthy(
-            plan.client_host,
-            plan.port,
-            app.route_prefix,
-            _HEALTHY_TIMEOUT_S,
-            cluster.check_deploying,
-        )
 
 
 def _say_ready(plan: ServePlan, took_s: float) -> None:

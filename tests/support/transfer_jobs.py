@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent import futures
@@ -143,19 +144,27 @@ class Destination:
         with_checksums: bool = True,
     ) -> None:
         self.transport = transport
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self.pools = SharedPools(layout, num_blocks)
         self.pages = self.pools.pages
         self.arrivals = Arrivals(self.pages, with_checksums=with_checksums)
         self._with_checksums = with_checksums
         self._socket_server: PageSocketServer | None = None
         self._grpc_server: grpc.Server | None = None
+        self._thread: threading.Thread | None = None
         self._address = self._listen()
 
     def _listen(self) -> str:
         if self.transport == "sockets":
             self._socket_server = PageSocketServer(self.arrivals, SECRET)
             return self._socket_server.address
+        if self.transport == "process group":
+            # Brings torch, which the other transports' processes do without.
+            from page_group_jobs import receive_in_thread
+
+            path = f"{tempfile.mkdtemp()}/store"
+            self._thread = receive_in_thread(path, self.arrivals, self.pages)
+            return path
         if self.transport == "grpc":
             self._grpc_server = grpc.server(futures.ThreadPoolExecutor(2))
             add_page_stream(self._grpc_server, self.arrivals, SECRET)
@@ -166,7 +175,7 @@ class Destination:
 
     def endpoint(self, secret: bytes = SECRET) -> Endpoint:
         return Endpoint(
-            number=self._number,
+            number=self.number,
             transport=self.transport,
             layout=self.pages.layout,
             paths=self.pools.paths,
@@ -197,6 +206,8 @@ class Destination:
             self._socket_server.close()
         if self._grpc_server is not None:
             self._grpc_server.stop(None).wait()
+        if self._thread is not None:
+            self._thread.join(2 * TIMEOUT_S)
 
     def close(self) -> None:
         self.close_transport()
@@ -204,7 +215,7 @@ class Destination:
 
 
 ONE_SIDED = frozenset({"shared memory"})
-TRANSPORTS = ("shared memory", "sockets", "grpc")
+TRANSPORTS = ("shared memory", "sockets", "grpc", "process group")
 
 
 @dataclass
@@ -242,6 +253,11 @@ class Source:
         assert isinstance(answer, list)
         return cast("list[int]", answer)
 
+    def forget(self, number: int) -> None:
+        """Close the writers to this destination."""
+        self.connection.send(number)
+        assert self.receive() is None
+
     def close(self) -> None:
         self.process.kill()
         self.process.join()
@@ -256,6 +272,9 @@ def run_source(connection: Connection) -> None:
             job = connection.recv()
         except EOFError:
             return
+        if isinstance(job, int):
+            connection.send(writers.forget(job))
+            continue
         assert isinstance(job, WriteJob)
         try:
             connection.send(writers.run(job, connection))
@@ -282,6 +301,10 @@ class _Writers:
 
         return self._writer(job).write(job.transfer_id, job.writes, should_stop)
 
+    def forget(self, number: int) -> None:
+        for key in [key for key in self._writers if key[0] == number]:
+            self._writers.pop(key).close()
+
     def _writer(self, job: WriteJob) -> PageWriter:
         endpoint = job.endpoint
         key = (endpoint.number, endpoint.secret, job.source_layout)
@@ -305,6 +328,10 @@ def _open_writer(job: WriteJob) -> PageWriter:
         case "grpc":
             channel = grpc.insecure_channel(endpoint.address)
             return GrpcStreamWriter(outgoing, channel, endpoint.secret, with_checksums=on)
+        case "process group":
+            from page_group_jobs import open_group_writer
+
+            return open_group_writer(endpoint.address, pages, endpoint.layout, on)
         case _:
             raise ValueError(f"no transport {endpoint.transport!r}")
 

@@ -2,7 +2,9 @@
 # Remote handles are typed by Ray at run time only; this file is the boundary.
 """Ranks as Ray actors in the placement group of the replica that owns the engine."""
 
+import contextlib
 import os
+import signal
 import threading
 from typing import cast
 
@@ -97,6 +99,10 @@ class _RayProcess:
     def __init__(self, actor: ActorHandle, pid: int) -> None:
         self._actor = actor
         self.pid = pid
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._pidfd = None
 
     def join(self, timeout_s: float) -> None:
         # An actor outlives its work. A call that comes back after the rank's thread has ended
@@ -105,6 +111,12 @@ class _RayProcess:
 
     def stop(self) -> None:
         ray.kill(self._actor)
+        # Ray asks the process to end, which one that is stopped does not hear.
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 def _has_gpu(group: PlacementGroup, bundle: int) -> bool:

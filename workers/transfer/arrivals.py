@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from pageray.cluster.ids import BlockId, TransferId
 from pageray.workers.transfer.landing import ExpectedWrites, Landing
-from pageray.workers.transfer.mapped_pages import MappedPages
+from pageray.workers.transfer.mapped_pages import EnginePages, check_span
 from pageray.workers.transfer.page_write import PageSpan, plan_spans
 
 
@@ -51,7 +51,7 @@ class Expectation:
 class Arrivals:
     """Every transfer that is to arrive in the pools of one engine."""
 
-    def __init__(self, pages: MappedPages, *, with_checksums: bool = True) -> None:
+    def __init__(self, pages: EnginePages, *, with_checksums: bool = True) -> None:
         """`with_checksums`: writes without a checksum are refused. Off: checksums are ignored."""
         self.pages = pages
         self.with_checksums = with_checksums
@@ -71,7 +71,7 @@ class Arrivals:
         """
         spans = plan_spans(destination_blocks, self.pages.layout.num_layers, layer_ranges)
         for span in spans:
-            self.pages.check_span(span)
+            check_span(self.pages, span)
         if len(set(spans)) != len(spans):
             raise ValueError(f"transfer {transfer_id} names a block twice: {destination_blocks}.")
         writes = ExpectedWrites(self.pages, spans)

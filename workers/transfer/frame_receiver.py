@@ -18,7 +18,7 @@ from pageray.workers.transfer.frames import (
     parse_records,
 )
 from pageray.workers.transfer.landing import Landing
-from pageray.workers.transfer.mapped_pages import ByteArray
+from pageray.workers.transfer.mapped_pages import ByteArray, check_span, wire_bytes
 
 _SCRATCH_BYTES = 1 << 20
 _MAX_PIECES = 64
@@ -41,6 +41,24 @@ class ByteStream(Protocol):
         ...
 
 
+def check_frame(arrivals: Arrivals, head: FrameHead, records: FrameRecords) -> None:
+    """Raises `FrameError` unless every write of the frame lies in the pools, all its bytes are
+    there, and checksums are if `arrivals` asks for them."""
+    pages = arrivals.pages
+    if arrivals.with_checksums and not head.has_checksums:
+        raise FrameError("a frame without checksums; this engine asks for them.")
+    for span in records.spans:
+        try:
+            check_span(pages, span)
+        except ValueError as error:
+            raise FrameError(f"a frame for {span}: {error}") from error
+    expected_bytes = sum(wire_bytes(pages.layout, span) for span in records.spans)
+    if head.payload_bytes != expected_bytes:
+        raise FrameError(
+            f"a payload of {head.payload_bytes} bytes for pages of {expected_bytes} bytes."
+        )
+
+
 class FrameReceiver:
     """Puts the payload of frames straight into the pages that expect it."""
 
@@ -59,7 +77,7 @@ class FrameReceiver:
         """
         head = parse_head(self._read(HEAD_BYTES))
         records = parse_records(self._read(head.num_writes * RECORD_BYTES))
-        self._check(head, records)
+        check_frame(self._arrivals, head, records)
         landing = self._arrivals.begin(head.transfer_id, records.indices, records.spans)
         if landing is None or not self._land(landing, head, records):
             self._status = Status.NOT_COUNTED
@@ -70,27 +88,14 @@ class FrameReceiver:
         status, self._status = self._status, Status.COUNTED
         return status, head.transfer_id
 
-    def _check(self, head: FrameHead, records: FrameRecords) -> None:
-        pages = self._arrivals.pages
-        if self._arrivals.with_checksums and not head.has_checksums:
-            raise FrameError("a frame without checksums; this engine asks for them.")
-        for span in records.spans:
-            try:
-                pages.check_span(span)
-            except ValueError as error:
-                raise FrameError(f"a frame for {span}: {error}") from error
-        expected_bytes = sum(pages.span_bytes(span) for span in records.spans)
-        if head.payload_bytes != expected_bytes:
-            raise FrameError(
-                f"a payload of {head.payload_bytes} bytes for pages of {expected_bytes} bytes."
-            )
-
     def _land(self, landing: Landing, head: FrameHead, records: FrameRecords) -> bool:
         """Receive a payload; whether all its writes have been counted."""
         pieces: list[ByteArray] = []
         for target, span in zip(landing.targets(), records.spans, strict=True):
             pieces += (
-                self._nowhere(self._arrivals.pages.span_bytes(span)) if target is None else target
+                self._nowhere(wire_bytes(self._arrivals.pages.layout, span))
+                if target is None
+                else target
             )
         num_left = head.payload_bytes - self._fill(landing, pieces)
         if num_left:

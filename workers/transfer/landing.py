@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from pageray.workers.transfer.checksum import checksum_of
-from pageray.workers.transfer.mapped_pages import ByteArray, MappedPages
+from pageray.workers.transfer.mapped_pages import ByteArray, EnginePages
 from pageray.workers.transfer.page_write import PageSpan
 
 
@@ -17,7 +17,7 @@ class UnexpectedWriteError(Exception):
 class ExpectedWrites:
     """State of one open transfer: per write, who is bringing it and whether it has been counted."""
 
-    def __init__(self, pages: MappedPages, spans: Sequence[PageSpan]) -> None:
+    def __init__(self, pages: EnginePages, spans: Sequence[PageSpan]) -> None:
         self.pages = pages
         self._spans = spans
         self._counted = bytearray(len(spans))

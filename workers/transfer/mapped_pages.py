@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,17 @@ from pageray.workers.transfer.page_write import PageSpan
 
 ByteArray = NDArray[np.uint8]
 Memory = mmap.mmap | memoryview | bytearray
+
+
+class EnginePages(Protocol):
+    """The pools of all ranks of one engine, wherever their bytes are."""
+
+    layout: PoolLayout
+    num_blocks: int
+
+    def parts(self, span: PageSpan) -> list[ByteArray]:
+        """The bytes of `span` in wire order: by rank, each a flat contiguous view."""
+        ...
 
 
 class MappedPages:
@@ -55,25 +67,21 @@ class MappedPages:
         return self._ranks[rank]
 
     def parts(self, span: PageSpan) -> list[ByteArray]:
-        """The bytes of `span` in wire order: by rank, each a flat contiguous view."""
         block, start, end = span
         return [pages[block, start:end].reshape(-1) for pages in self._ranks]
-
-    def span_bytes(self, span: PageSpan) -> int:
-        return wire_bytes(self.layout, span)
-
-    def check_span(self, span: PageSpan) -> None:
-        """ValueError unless `span` lies in the pool. The null block is nobody's to read or write."""
-        if not 1 <= span.block <= self.num_blocks:
-            raise ValueError(f"block {span.block} is not one of 1 .. {self.num_blocks}.")
-        if not 0 <= span.layer_start < span.layer_end <= self.layout.num_layers:
-            raise ValueError(
-                f"layers {span.layer_start} .. {span.layer_end} of {self.layout.num_layers}."
-            )
 
     def close(self) -> None:
         """Let go of the memory; it is unmapped with the last view of it."""
         self._ranks = ()
+
+
+def check_span(pages: EnginePages, span: PageSpan) -> None:
+    """ValueError unless `span` lies in the pools. The null block is nobody's to read or write."""
+    if not 1 <= span.block <= pages.num_blocks:
+        raise ValueError(f"block {span.block} is not one of 1 .. {pages.num_blocks}.")
+    num_layers = pages.layout.num_layers
+    if not 0 <= span.layer_start < span.layer_end <= num_layers:
+        raise ValueError(f"layers {span.layer_start} .. {span.layer_end} of {num_layers}.")
 
 
 def wire_bytes(layout: PoolLayout, span: PageSpan) -> int:

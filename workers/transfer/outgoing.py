@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pageray.cluster.page_layout import HeadSlice, PoolLayout, head_slices
-from pageray.workers.transfer.mapped_pages import ByteArray, MappedPages, wire_bytes
+from pageray.workers.transfer.mapped_pages import ByteArray, MappedPages, check_span
 from pageray.workers.transfer.page_write import PageSpan, PageWrite
 
 
@@ -35,7 +35,7 @@ class OutgoingPages:
         until the next call with the same `place`. ValueError when the source has no such block.
         """
         span = write.source_span(self.pages.layout.num_layers)
-        self.pages.check_span(span)
+        check_span(self.pages, span)
         block, start, end = span
         return [
             self._staged(rank, span, place)
@@ -43,9 +43,6 @@ class OutgoingPages:
             else self.pages.rank(source_rank)[block, start:end].reshape(-1)
             for rank, source_rank in enumerate(self._whole_rank_of)
         ]
-
-    def write_bytes(self, write: PageWrite) -> int:
-        return wire_bytes(self.destination, write.destination_span(self.destination.num_layers))
 
     def _whole_rank(self, slices: Sequence[HeadSlice]) -> int | None:
         """The source rank whose page is, byte for byte, the destination rank's page."""

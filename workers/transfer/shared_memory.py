@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pageray.cluster.ids import TransferId
 from pageray.workers.channel.pulse import ProcessPulse
 from pageray.workers.transfer.checksum import checksum_of
-from pageray.workers.transfer.mapped_pages import MappedPages
+from pageray.workers.transfer.mapped_pages import MappedPages, check_span
 from pageray.workers.transfer.outgoing import OutgoingPages
 from pageray.workers.transfer.page_write import PageWrite
 from pageray.workers.transfer.page_writer import ShouldStop, TransferError, check_stop, never
@@ -51,7 +51,7 @@ class SharedMemoryWriter:
 
     def _write_page(self, write: PageWrite) -> list[int]:
         span = write.destination_span(self._destination.layout.num_layers)
-        self._destination.check_span(span)
+        check_span(self._destination, span)
         parts = self._outgoing.parts(write)
         for part, target in zip(parts, self._destination.parts(span), strict=True):
             target[:] = part

@@ -104,7 +104,7 @@ def test_it_ends_when_no_engine_speaks_and_is_started_again_when_one_does() -> N
         secret = await client.secret()
         pid = await process_id("idle")
         deadline_s = time.monotonic() + BOUND_S
-        # A router that asks does not keep it alive.
+        # Only what engines say keeps it alive.
         while is_named("idle"):
             assert time.monotonic() < deadline_s, "it did not end"
             await asyncio.sleep(0.2)

@@ -17,7 +17,7 @@ def source() -> Iterator[Source]:
 
 
 @pytest.fixture
-def make_destination() -> Iterator[MakeDestination]:
+def make_destination(source: Source) -> Iterator[MakeDestination]:
     """`Destination(...)`, closed at the end of the test."""
     made: list[Destination] = []
 
@@ -27,4 +27,5 @@ def make_destination() -> Iterator[MakeDestination]:
 
     yield make
     for destination in made:
+        source.forget(destination.number)
         destination.close()

@@ -10,7 +10,7 @@ from pageray.cluster.ids import BlockId
 from pageray.cluster.memory_plan import PageLayout
 from pageray.cluster.page_layout import PoolLayout
 from pageray.workers.page_pool import PagePool
-from pageray.workers.transfer.mapped_pages import MappedPages
+from pageray.workers.transfer.mapped_pages import MappedPages, wire_bytes
 from pageray.workers.transfer.page_write import PageSpan
 from transfer_jobs import NUM_BLOCKS, SharedPools, layout_of
 
@@ -36,7 +36,7 @@ def test_parts_are_in_order_of_rank_and_outlive_close() -> None:
     pools = SharedPools(layout_of(2))
     parts = pools.pages.parts(PageSpan(BlockId(3), 1, 3))
     assert [part.nbytes for part in parts] == [2 * 2 * heads * 64 for heads in (2, 1)]
-    assert pools.pages.span_bytes(PageSpan(BlockId(3), 1, 3)) == sum(p.nbytes for p in parts)
+    assert wire_bytes(layout_of(2), PageSpan(BlockId(3), 1, 3)) == sum(p.nbytes for p in parts)
     pools.close()
     parts[0][:] = 1
     with pytest.raises(IndexError):
