@@ -41,6 +41,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     resumed: tuple[ResumedSequence, ...] = ()
     pull_from: EngineInfo | None = None
     """An engine that has computed this request's tokens: its pages are worth asking for."""
+    session_id: str = ""
+    """Requests of one session go to one engine where that costs little."""
 
     @property
     def num_resumed_tokens(self) -> int:

@@ -10,13 +10,17 @@ whatever engines report: inside a Serve request router an exception leaves the r
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import median
+from typing import TypeVar
 
 from pageray.cluster.coordinator.messages import EngineInfo, EngineLoad, EngineView
 from pageray.cluster.ids import EngineId
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,19 +117,29 @@ def choose(
             num_matched_blocks=estimator.num_matched(view),
             is_overloaded=view.info.engine_id in overloaded,
         )
-        for view in in_tie_order(candidates, request.tie_break)
+        for view in by_id(candidates)
     ]
-    ranking.sort(key=lambda ranked: (ranked.is_overloaded, ranked.estimate_s))
+    ranking.sort(key=_rank)
+    rotate_ties(ranking, _rank, request.tie_break)
     _put_preferred_first(ranking, request.preferred, settings)
-    by_id = {view.info.engine_id: view for view in candidates}
-    return Decision(ranking=tuple(ranking), pull=estimator.pull_plan(by_id[ranking[0].engine_id]))
+    first = next(v for v in candidates if v.info.engine_id == ranking[0].engine_id)
+    return Decision(ranking=tuple(ranking), pull=estimator.pull_plan(first))
 
 
-def in_tie_order(views: SequenceOf[EngineView], tie_break: int) -> list[EngineView]:
-    """By engine id, beginning at a place that `tie_break` decides."""
-    ordered = sorted(views, key=lambda view: view.info.engine_id)
-    start = tie_break % len(ordered) if ordered else 0
-    return ordered[start:] + ordered[:start]
+def by_id(views: SequenceOf[EngineView]) -> list[EngineView]:
+    """The order that decides where nothing else does, before ties are rotated."""
+    return sorted(views, key=lambda view: view.info.engine_id)
+
+
+def rotate_ties(ordered: list[T], key: Callable[[T], object], tie_break: int) -> None:
+    """Begin among those equal to the first at a place that `tie_break` decides, in place.
+
+    Each of them comes first equally often. Turning the whole list before sorting would not do:
+    whoever follows the unequal ones would come first more often.
+    """
+    num_tied = sum(1 for _ in takewhile(lambda item: key(item) == key(ordered[0]), ordered))
+    start = tie_break % max(1, num_tied)
+    ordered[:num_tied] = ordered[start:num_tied] + ordered[:start]
 
 
 def queued_tokens(view: EngineView, assigned_tokens: Mapping[EngineId, int]) -> int:
@@ -213,6 +227,10 @@ class _Estimator:
     def _rate_of(self, load: EngineLoad) -> float:
         rate = load.prefill_tokens_per_s
         return rate if _is_measured(rate) else self._prefill_rate
+
+
+def _rank(ranked: RankedEngine) -> tuple[bool, float]:
+    return ranked.is_overloaded, ranked.estimate_s
 
 
 def _overloaded(

@@ -5,20 +5,27 @@ from collections.abc import Sequence as SequenceOf
 
 from pageray.cluster.coordinator.messages import EngineView
 from pageray.cluster.ids import EngineId
-from pageray.cluster.placement import Decision, RankedEngine, in_tie_order, queued_tokens
+from pageray.cluster.placement import Decision, RankedEngine, by_id, queued_tokens, rotate_ties
 
 
 def round_robin(views: SequenceOf[EngineView], turn: int) -> Decision:
     """By engine id, beginning with number `turn` of them (counted round)."""
-    return _decision(in_tie_order(views, turn))
+    ordered = by_id(views)
+    rotate_ties(ordered, lambda _: None, turn)
+    return _decision(ordered)
 
 
 def least_loaded(
     views: SequenceOf[EngineView], assigned_tokens: Mapping[EngineId, int], tie_break: int
 ) -> Decision:
     """Fewest queued tokens, then fewest sequences, then as `tie_break` decides."""
-    ordered = in_tie_order(views, tie_break)
-    return _decision(sorted(ordered, key=lambda view: _load_key(view, assigned_tokens)))
+
+    def load_of(view: EngineView) -> tuple[int, int]:
+        return _load(view, assigned_tokens)
+
+    ordered = sorted(by_id(views), key=load_of)
+    rotate_ties(ordered, load_of, tie_break)
+    return _decision(ordered)
 
 
 def power_of_two(
@@ -30,18 +37,18 @@ def power_of_two(
 
     `draws` are two random numbers, 0 or more; they name two different engines if there are two.
     """
-    ordered = in_tie_order(views, 0)
+    ordered = by_id(views)
     if len(ordered) < 2:
         return _decision(ordered)
     first = draws[0] % len(ordered)
     second = (first + 1 + draws[1] % (len(ordered) - 1)) % len(ordered)
     pair = [ordered[first], ordered[second]]
     rest = [view for i, view in enumerate(ordered) if i not in (first, second)]
-    pair.sort(key=lambda view: _load_key(view, assigned_tokens))
+    pair.sort(key=lambda view: _load(view, assigned_tokens))
     return _decision(pair + rest)
 
 
-def _load_key(view: EngineView, assigned_tokens: Mapping[EngineId, int]) -> tuple[int, int]:
+def _load(view: EngineView, assigned_tokens: Mapping[EngineId, int]) -> tuple[int, int]:
     return (
         queued_tokens(view, assigned_tokens),
         max(0, view.load.num_running) + max(0, view.load.num_waiting),

@@ -62,6 +62,7 @@ def build_application(
             for config in configs
         },
         model_loading_configs={config.model_id: config.model_loading_config for config in configs},
+        sharing_pages=[config.model_id for config in configs if config.share_pages],
     )
 
 

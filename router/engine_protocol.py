@@ -8,6 +8,7 @@ from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import BlockKey, RequestId
 from pageray.cluster.member_spec import MemberSpec
+from pageray.cluster.pull_counters import PullCounters
 
 
 class EngineStatsView(Protocol):
@@ -22,6 +23,11 @@ class EngineStatsView(Protocol):
     @property
     def num_held_blocks(self) -> int:
         """Blocks that a sequence or a pin holds; the rest is free or cached."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Since the start."""
         ...
 
 
@@ -74,6 +80,11 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> EngineStatsView: ...
+
+    @property
+    def pull_counters(self) -> PullCounters:
+        """All 0 for an engine that has joined no cluster."""
+        ...
 
     def shutdown(self) -> None:
         """Leave the cluster, stop the ranks and free their memory. A second call does nothing."""

@@ -28,6 +28,7 @@ from pageray.router.openai.requests import (
 )
 from pageray.router.openai_api import OpenAiApi, PreparedReply
 from pageray.router.request_id import client_request_id
+from pageray.router.session_id import session_id
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +70,14 @@ def build_http_app(api: OpenAiApi) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = parse_body(await read_body(request), ChatCompletionRequest)
-        return await _answer(request, await api.prepare_chat(body))
+        return await _answer(request, await api.prepare_chat(body, session_id(request.headers)))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = parse_body(await read_body(request), CompletionRequest)
-        return await _answer(request, await api.prepare_completion(body))
+        return await _answer(
+            request, await api.prepare_completion(body, session_id(request.headers))
+        )
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:

@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fastapi import FastAPI
 from ray.serve.handle import DeploymentHandle
 
-from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.http_app import build_http_app
 from pageray.router.llm_config import ModelLoadingConfig
 from pageray.router.model_client import ServeModelClient
@@ -23,11 +22,15 @@ class OpenAiIngress:
         self,
         llm_deployments: Mapping[str, DeploymentHandle[object]],
         model_loading_configs: Mapping[str, ModelLoadingConfig],
+        sharing_pages: Collection[str] = (),
     ) -> None:
-        """Both keyed by model id. Waits for the tokenizers, not for the engines."""
+        """The mappings are keyed by model id; `sharing_pages` are the ids of the models whose
+        engines use each other's pages. Waits for the tokenizers, not for the engines."""
         models = await asyncio.gather(
             *(
-                asyncio.to_thread(_load, model_loading_configs[model_id], handle)
+                asyncio.to_thread(
+                    _load, model_loading_configs[model_id], handle, model_id in sharing_pages
+                )
                 for model_id, handle in llm_deployments.items()
             )
         )
@@ -38,11 +41,13 @@ class OpenAiIngress:
         return build_http_app(self._api)
 
 
-def _load(config: ModelLoadingConfig, handle: DeploymentHandle[object]) -> ServedModel:
+def _load(
+    config: ModelLoadingConfig, handle: DeploymentHandle[object], shares_pages: bool
+) -> ServedModel:
     folder = resolve_tokenizer_folder(config.tokenizer_source or config.source)
     return ServedModel.from_folder(
         folder,
         model_id=config.model_id,
         source=config.source,
-        client=ServeModelClient(handle, AnywherePlacer()),
+        client=ServeModelClient(handle, is_cluster=shares_pages),
     )

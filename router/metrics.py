@@ -5,9 +5,11 @@ replica by worker id. Ray puts `ray_` before each name.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from pageray.cluster.pull_counters import PullCounters
 from pageray.router.engine_protocol import EngineStatsView
 from pageray.router.request_timer import RequestTimer
 
@@ -35,6 +37,15 @@ class EngineMetrics:
         self._cache_queries = _counter("vllm_prefix_cache_queries_total")
         self._cache_hits = _counter("vllm_prefix_cache_hits_total")
         self._success = _counter("vllm_request_success_total", _REASON_TAG)
+        self._pulls = {
+            "num_predicted_blocks": _counter("pageray_pulled_blocks_predicted_total"),
+            "num_delivered_blocks": _counter("pageray_pulled_blocks_delivered_total"),
+            "num_pulls": _counter("pageray_pulls_total"),
+            "num_failed_pulls": _counter("vllm_nixl_num_failed_transfers"),
+            "num_bytes": _counter("vllm_nixl_bytes_transferred"),
+        }
+        """Under the dashboard's names where it has some, whatever the transport is."""
+        self._pulled = PullCounters()
         self._kv_usage = _gauge("vllm_kv_cache_usage_perc")
         self._running = _gauge("vllm_num_requests_running")
         self._waiting = _gauge("vllm_num_requests_waiting")
@@ -64,6 +75,12 @@ class EngineMetrics:
         self._kv_usage.set(stats.num_held_blocks / stats.num_blocks, self._tags)
         self._running.set(stats.num_running, self._tags)
         self._waiting.set(stats.num_waiting, self._tags)
+
+    def record_pulls(self, counters: PullCounters) -> None:
+        """Add what has been pulled since the last call."""
+        for name, metric in self._pulls.items():
+            _add(metric, int(vars(counters)[name] - vars(self._pulled)[name]), self._tags)
+        self._pulled = replace(counters)
 
 
 def _histogram(name: str, boundaries: Sequence[float]) -> Histogram:

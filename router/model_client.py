@@ -10,12 +10,15 @@ import ray.exceptions
 import ray.serve.exceptions
 from ray.serve.handle import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
 
+from pageray.cluster.coordinator.coordinator_client import CoordinatorClient
 from pageray.cluster.errors import CapacityError, PageRayError, ServerError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import EngineId, RequestId
+from pageray.router.anywhere_placer import AnywherePlacer
+from pageray.router.cluster_placer import ClusterPlacer
 from pageray.router.replica_board import board_of
 from pageray.router.resumable_request import ResumableRequest
-from pageray.router.resuming import Placer, resumed_outputs
+from pageray.router.resuming import Resuming
 from pageray.router.wire import ModelFacts, decode_facts
 
 _RETRY_AFTER_S = 2.0
@@ -47,13 +50,16 @@ class ServeModelClient:
     A request goes on over replicas that die or are taken away (`resuming.py`).
     """
 
-    def __init__(self, handle: DeploymentHandle[object], placer: Placer) -> None:
+    def __init__(self, handle: DeploymentHandle[object], *, is_cluster: bool) -> None:
+        """`is_cluster`: its engines share pages, so the coordinator knows who holds what."""
         # By value over gRPC an item costs less than half of what it does through the object store.
         # The option has no public name yet.
         self._handle = handle.options(_by_reference=False)
         self._streaming = handle.options(stream=True, method_name="generate", _by_reference=False)
-        self._placer = placer
-        self._board = board_of(handle.app_name, handle.deployment_name)
+        board = board_of(handle.app_name, handle.deployment_name)
+        lookup = CoordinatorClient(handle.app_name)
+        placer = ClusterPlacer(lookup, self.facts, board) if is_cluster else AnywherePlacer()
+        self._resuming = Resuming(self._open_frames, placer, board)
         self._facts: ModelFacts | None = None
         self._running: dict[RequestId, ResumableRequest] = {}
 
@@ -65,7 +71,7 @@ class ServeModelClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         run = ResumableRequest(request)
         self._running[request.request_id] = run
-        outputs = resumed_outputs(run, self._open_frames, self._placer, self._board)
+        outputs = self._resuming.outputs(run)
         try:
             async with aclosing(outputs):
                 async for output in outputs:

@@ -62,7 +62,9 @@ class OpenAiApi:
     async def get_model(self, model_id: str) -> ModelCard:
         return await self._card(self._model(model_id))
 
-    async def prepare_chat(self, body: ChatCompletionRequest) -> PreparedReply:
+    async def prepare_chat(
+        self, body: ChatCompletionRequest, session_id: str = ""
+    ) -> PreparedReply:
         """Tokenise and check; nothing runs yet."""
         model = self._model(body.model)
         num_logprobs = body.num_logprobs
@@ -73,11 +75,13 @@ class OpenAiApi:
         sampling = body.sampling_params(
             model.defaults, max_tokens=body.output_limit, logprobs=num_logprobs
         )
-        run = await self._run(model, body, "chatcmpl", [prompt], sampling)
+        run = await self._run(model, body, "chatcmpl", [prompt], sampling, session_id)
         reply = ChatReply(_reply_options(body, "chatcmpl", num_logprobs), model.tokenizer)
         return PreparedReply(run, reply, bool(body.stream))
 
-    async def prepare_completion(self, body: CompletionRequest) -> PreparedReply:
+    async def prepare_completion(
+        self, body: CompletionRequest, session_id: str = ""
+    ) -> PreparedReply:
         """Tokenise and check; nothing runs yet."""
         model = self._model(body.model)
         prompts = body.prompts()
@@ -94,7 +98,7 @@ class OpenAiApi:
         sampling = body.sampling_params(
             model.defaults, max_tokens=body.output_limit, logprobs=body.logprobs
         )
-        run = await self._run(model, body, "cmpl", token_ids, sampling)
+        run = await self._run(model, body, "cmpl", token_ids, sampling, session_id)
         reply = CompletionReply(_reply_options(body, "cmpl", body.logprobs), model.tokenizer)
         return PreparedReply(run, reply, bool(body.stream))
 
@@ -172,13 +176,14 @@ class OpenAiApi:
             template_kwargs=body.chat_template_kwargs,
         )
 
-    async def _run(
+    async def _run(  # noqa: PLR0917  # what a run is made of
         self,
         model: ServedModel,
         body: GenerationFields,
         prefix: str,
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
+        session_id: str,
     ) -> CompletionRun:
         facts = await model.client.facts()
         requests = [
@@ -187,6 +192,7 @@ class OpenAiApi:
                 prompt_token_ids=tuple(prompt),
                 sampling=sampling,
                 cache_salt=body.cache_salt or "",
+                session_id=session_id,
             )
             for prompt in prompts
         ]

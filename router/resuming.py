@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
@@ -12,14 +13,15 @@ from pageray.cluster.errors import CapacityError, EngineDeadError, PageRayError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import EngineId
 from pageray.router.attempt import Attempt
+from pageray.router.failure_memory import FailureMemory
 from pageray.router.replica_board import ReplicaBoard
 from pageray.router.resumable_request import ResumableRequest
 from pageray.router.wire import encode_request
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 8
-"""Engines that may fail a request one after the other, without a token in between."""
+PATIENCE_S = 90.0
+"""About as long as it takes to start an engine on a busy machine, twice."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RETRY_AFTER_S = 5.0
 
@@ -51,51 +53,82 @@ class Placer(Protocol):
         ...
 
 
-async def resumed_outputs(
-    run: ResumableRequest, open_frames: OpenFrames, placer: Placer, board: ReplicaBoard
-) -> AsyncGenerator[RequestOutput, None]:
-    """Every token once, whatever happens to engines meanwhile.
+class Resuming:
+    """Runs requests on engines until they are finished, for one model and event loop."""
 
-    An engine that dies costs the computation since its pages are gone; one that is being taken
-    away is left, and its pages are pulled from it. Raises `ClientError` as the engine does, and
-    `CapacityError` when `MAX_FAILURES` engines in a row have failed.
-    """
-    num_failures = 0
-    leaving: EngineInfo | None = None
-    while not run.is_finished:
-        request = run.next_attempt()
-        assignment = await placer.place(request)
-        request = msgspec.structs.replace(request, pull_from=leaving or assignment.pull_from)
-        leaving = None
-        frames = open_frames(encode_request(request), assignment.ranking)
-        try:
-            async with Attempt(frames, board) as attempt:
-                async for output in attempt.outputs():
-                    if attempt.engine_id is not None:
-                        assignment.accepted_by(attempt.engine_id)
-                    new = run.accept(output)
-                    if new is not None:
-                        num_failures = 0
-                        assignment.first_token()
-                        yield new
-            if attempt.has_left:
-                leaving = attempt.engine_info
-                logger.info("%s leaves %s", request.request_id, attempt.engine_id)
-            elif not run.is_finished:
-                raise EngineDeadError("The engine ended the stream in mid-sequence.")
-        except (CapacityError, EngineDeadError) as error:
-            num_failures += 1
-            logger.warning("attempt %s failed: %s", request.request_id, error)
-            if num_failures >= MAX_FAILURES:
-                raise _given_up(error) from error
-            await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**num_failures))
-        finally:
-            assignment.close()
+    def __init__(
+        self,
+        open_frames: OpenFrames,
+        placer: Placer,
+        board: ReplicaBoard,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`patience_s`: how long a request may go without a token while engines fail it."""
+        self._open_frames = open_frames
+        self._placer = placer
+        self._board = board
+        self._patience_s = patience_s
+        self._failures = FailureMemory()
+
+    async def outputs(self, run: ResumableRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Every token once, whatever happens to engines meanwhile.
+
+        An engine that dies costs the computation since its pages are gone; one that is being
+        taken away is left, and its pages are pulled from it. Raises `ClientError` as the engine
+        does, and `CapacityError` when no engine could go on for `patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        progress_s = loop.time()
+        pause_s = _FIRST_PAUSE_S
+        leaving: EngineInfo | None = None
+        while not run.is_finished:
+            request = run.next_attempt()
+            assignment = await self._placer.place(request)
+            request = msgspec.structs.replace(request, pull_from=leaving or assignment.pull_from)
+            leaving = None
+            frames = self._open_frames(encode_request(request), self._ranking(assignment))
+            attempt = Attempt(frames, self._board)
+            try:
+                async with attempt:
+                    async for output in attempt.outputs():
+                        if attempt.engine_id is not None:
+                            assignment.accepted_by(attempt.engine_id)
+                        new = run.accept(output)
+                        if new is not None:
+                            progress_s, pause_s = loop.time(), _FIRST_PAUSE_S
+                            assignment.first_token()
+                            yield new
+                if attempt.has_left:
+                    leaving = attempt.engine_info
+                    logger.info("%s leaves %s", request.request_id, attempt.engine_id)
+                elif not run.is_finished:
+                    raise EngineDeadError("The engine ended the stream in mid-sequence.")
+            except (CapacityError, EngineDeadError) as error:
+                logger.warning("attempt %s failed: %s", request.request_id, error)
+                if attempt.engine_id is not None:
+                    self._failures.failed(attempt.engine_id, loop.time())
+                if loop.time() - progress_s > self._patience_s:
+                    raise _given_up(error, self._patience_s) from error
+                await asyncio.sleep(pause_s)
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            finally:
+                assignment.close()
+
+    def _ranking(self, assignment: Assignment) -> tuple[EngineId, ...]:
+        """The order to try engines in; those that have just failed come last, unnamed."""
+        suspects = self._failures.suspects(asyncio.get_running_loop().time())
+        if not suspects:
+            return assignment.ranking
+        order = list(assignment.ranking) or random.sample(
+            sorted(self._board.live), len(self._board.live)
+        )
+        return tuple(engine_id for engine_id in order if engine_id not in suspects)
 
 
-def _given_up(error: PageRayError) -> CapacityError:
+def _given_up(error: PageRayError, patience_s: float) -> CapacityError:
     return CapacityError(
-        f"{MAX_FAILURES} engines in a row could not go on with this request; the last said: "
-        f"{error} Try again later.",
+        f"For {patience_s:.0f} s no engine could go on with this request; the last said: {error} "
+        "Try again later.",
         _RETRY_AFTER_S,
     )

@@ -113,8 +113,13 @@ class LLMServer:
 
     async def record_routing_stats(self) -> dict[str, float]:
         """What Serve shows to request routers of this deployment."""
-        stats = await self._started_engine().stats()
+        engine = self._started_engine()
+        stats = await engine.stats()
+        pulls = engine.pull_counters
         return {
+            "num_pulled_blocks": pulls.num_delivered_blocks,
+            "num_failed_pulls": pulls.num_failed_pulls,
+            "num_computed_tokens": stats.num_computed_tokens,
             "num_running": stats.num_running,
             "num_waiting": stats.num_waiting,
             "num_held_blocks": stats.num_held_blocks,
@@ -163,5 +168,7 @@ class LLMServer:
 
     async def _record_stats(self, metrics: EngineMetrics) -> None:
         while True:
-            metrics.record_stats(await self._started_engine().stats())
+            engine = self._started_engine()
+            metrics.record_stats(await engine.stats())
+            metrics.record_pulls(engine.pull_counters)
             await asyncio.sleep(_STATS_PERIOD_S)

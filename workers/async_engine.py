@@ -18,12 +18,12 @@ from pageray.cluster.errors import EngineDeadError, InvalidParameterError
 from pageray.cluster.generation import GenerateRequest, RequestOutput, SequenceOutput
 from pageray.cluster.ids import BlockKey, RequestId
 from pageray.cluster.member_spec import MemberSpec
+from pageray.cluster.pull_counters import PullCounters
 from pageray.workers.engine import Engine, EngineStats, ResolvedEngineConfig
 from pageray.workers.ranks.launcher import RankLauncher
 
 if TYPE_CHECKING:
     from pageray.workers.cluster_membership import ClusterMembership
-    from pageray.workers.page_service.prefetcher import PullCounters
 
 logger = logging.getLogger(__name__)
 
@@ -171,9 +171,9 @@ class AsyncEngine:
         return self._membership.info
 
     @property
-    def pull_counters(self) -> "PullCounters | None":
-        """None for an engine that has not joined a cluster."""
-        return None if self._membership is None else self._membership.counters
+    def pull_counters(self) -> PullCounters:
+        """All 0 for an engine that has joined no cluster."""
+        return PullCounters() if self._membership is None else self._membership.counters
 
     def shutdown(self) -> None:
         """End all requests, the thread and the ranks. Safe to call twice, from any thread."""

@@ -8,10 +8,11 @@ from pageray.cluster.coordinator.messages import EngineInfo, EngineLoad
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import Epoch
 from pageray.cluster.member_spec import MemberSpec
+from pageray.cluster.pull_counters import PullCounters
 from pageray.workers.engine import Engine
 from pageray.workers.page_service.cluster_link import ClusterLink
 from pageray.workers.page_service.page_agent import PageAgent
-from pageray.workers.page_service.prefetcher import Prefetcher, PullCounters
+from pageray.workers.page_service.prefetcher import Prefetcher
 
 EXPORT_GRACE_S = 5.0
 """A draining engine's sequences go on elsewhere, from its pages."""

@@ -51,6 +51,7 @@ CASES = (
     (SHARED_MEMORY, True),
     (SOCKETS, False),
     (SOCKETS, True),
+    (GRPC_STREAM, False),
     (GRPC_STREAM, True),
 )
 """(transport, whether with checksums), in the order of the report."""
@@ -130,10 +131,9 @@ class _Bench:
         self._socket_servers = {
             on: PageSocketServer(arrivals, secret) for on, arrivals in self._arrivals.items()
         }
-        self._grpc_server = grpc.server(futures.ThreadPoolExecutor(2))
-        add_page_stream(self._grpc_server, self._arrivals[True], secret)
-        grpc_port = self._grpc_server.add_insecure_port("127.0.0.1:0")
-        self._grpc_server.start()
+        self._grpc_servers = {
+            on: _GrpcServer(arrivals, secret) for on, arrivals in self._arrivals.items()
+        }
         listener = socket.create_server(("127.0.0.1", 0))
         self._connection, self._process = _start(
             Target(
@@ -142,7 +142,7 @@ class _Bench:
                 destination_path=self._pools[1].path,
                 destination_pid=os.getpid(),
                 socket_addresses={on: s.address for on, s in self._socket_servers.items()},
-                grpc_address=f"127.0.0.1:{grpc_port}",
+                grpc_addresses={on: s.address for on, s in self._grpc_servers.items()},
                 stream_address=f"127.0.0.1:{listener.getsockname()[1]}",
                 secret=secret,
             )
@@ -211,9 +211,21 @@ class _Bench:
         self._stream.close()
         for server in self._socket_servers.values():
             server.close()
-        self._grpc_server.stop(None).wait()
+        for server in self._grpc_servers.values():
+            server.close()
         for pool in self._pools:
             pool.close()
+
+
+class _GrpcServer:
+    def __init__(self, arrivals: Arrivals, secret: bytes) -> None:
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        add_page_stream(self._server, arrivals, secret)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
 
 
 class _Pool:

@@ -35,7 +35,8 @@ class Target:
     destination_pid: int
     socket_addresses: dict[bool, str]
     """Of the servers without and with checksums."""
-    grpc_address: str
+    grpc_addresses: dict[bool, str]
+    """Likewise."""
     stream_address: str
     """Of a plain socket that reads and throws away."""
     secret: bytes
@@ -127,7 +128,7 @@ class _Source:
                 address = target.socket_addresses[with_checksums]
                 return SocketWriter(outgoing, address, target.secret, with_checksums=with_checksums)
             case "gRPC stream":
-                channel = grpc.insecure_channel(target.grpc_address)
+                channel = grpc.insecure_channel(target.grpc_addresses[with_checksums])
                 return GrpcStreamWriter(
                     outgoing, channel, target.secret, with_checksums=with_checksums
                 )

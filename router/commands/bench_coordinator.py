@@ -67,7 +67,7 @@ def _print(figures: "CoordinatorFigures", machine: Machine) -> None:
         f"prompts of {figures.prompt_blocks:,} blocks"
     )
     table.add_column("figure")
-    table.add_column("one core", justify="right")
+    table.add_column("one core, CPU time", justify="right")
     for name, value in (
         ("memory per entry, bytes", f"{figures.bytes_per_entry:.1f}"),
         ("lookups/s", f"{figures.lookups_per_s:,.0f}"),

@@ -16,12 +16,11 @@ from pageray.cluster.errors import (
 from pageray.cluster.generation import FinishReason, GenerateRequest, RequestOutput, SequenceOutput
 from pageray.cluster.ids import EngineId, RequestId
 from pageray.cluster.sampling_params import SamplingParams
-from pageray.router import resuming
 from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.attempt import Attempt
 from pageray.router.replica_board import ReplicaBoard
 from pageray.router.resumable_request import ResumableRequest
-from pageray.router.resuming import resumed_outputs
+from pageray.router.resuming import Resuming
 from pageray.router.wire import decode_request, encode_accepted, encode_error, encode_output
 
 NUM_TOKENS = 12
@@ -41,12 +40,14 @@ class Replicas:
     repeats: int = 0
     """Tokens that each later attempt delivers again."""
     requests: list[GenerateRequest] = field(default_factory=list[GenerateRequest])
+    rankings: list[tuple[EngineId, ...]] = field(default_factory=list[tuple[EngineId, ...]])
 
     async def frames(
         self, data: bytes, ranking: tuple[EngineId, ...]
     ) -> AsyncGenerator[bytes, None]:
         request = decode_request(data)
         self.requests.append(request)
+        self.rankings.append(ranking)
         attempt = len(self.requests)
         yield encode_accepted(EngineId(f"e{attempt}"), None)
         try:
@@ -87,13 +88,17 @@ def request_of(n: int = 1, seed: int | None = None) -> GenerateRequest:
 
 
 async def collect(
-    run: ResumableRequest, replicas: Replicas, board: ReplicaBoard | None = None
+    run: ResumableRequest,
+    replicas: Replicas,
+    board: ReplicaBoard | None = None,
+    patience_s: float = 10.0,
 ) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     is_finished = False
-    async for output in resumed_outputs(
-        run, replicas.frames, AnywherePlacer(), board or ReplicaBoard()
-    ):
+    resuming = Resuming(
+        replicas.frames, AnywherePlacer(), board or ReplicaBoard(), patience_s=patience_s
+    )
+    async for output in resuming.outputs(run):
         assert not is_finished
         assert output.request_id == "r"
         for sequence in output.sequences:
@@ -161,17 +166,23 @@ def test_a_client_error_is_not_tried_again() -> None:
     assert len(replicas.requests) == 1
 
 
-def test_when_every_engine_fails_the_client_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "_LONGEST_PAUSE_S", 0.001)
-
+def test_when_every_engine_fails_the_client_is_told() -> None:
     def before(attempt: int, position: int) -> None:
         raise EngineDeadError("Rank 0 is gone.")
 
     replicas = Replicas(before=before)
     with pytest.raises(CapacityError, match="Rank 0 is gone") as caught:
-        asyncio.run(collect(ResumableRequest(request_of()), replicas))
+        asyncio.run(collect(ResumableRequest(request_of()), replicas, patience_s=0.3))
     assert caught.value.retry_after_s > 0
-    assert len(replicas.requests) == resuming.MAX_FAILURES
+    assert len(replicas.requests) >= 3
+
+
+def test_an_engine_that_has_just_failed_is_tried_last() -> None:
+    board = ReplicaBoard()
+    board.update([EngineId("e1"), EngineId("e2")])
+    replicas = Replicas(before=dies_at((1, 4)))
+    asyncio.run(collect(ResumableRequest(request_of()), replicas, board))
+    assert replicas.rankings == [(), (EngineId("e2"),)]
 
 
 def test_a_stream_leaves_a_replica_that_is_taken_away() -> None:

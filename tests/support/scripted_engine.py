@@ -18,6 +18,7 @@ from pageray.cluster.generation import (
 )
 from pageray.cluster.ids import BlockKey, RequestId
 from pageray.cluster.member_spec import MemberSpec
+from pageray.cluster.pull_counters import PullCounters
 
 Script = Callable[[GenerateRequest, int], tuple[int, ...]]
 """(request, sequence index) -> all tokens of the reply, without EOS."""
@@ -42,6 +43,7 @@ class ScriptedStats:
     num_waiting: int = 0
     num_blocks: int = 64
     num_held_blocks: int = 0
+    num_computed_tokens: int = 0
 
 
 @dataclass
@@ -111,6 +113,10 @@ class ScriptedEngine:
     def check_health(self) -> None:
         if self.is_dead:
             raise EngineDeadError("Rank 0 is gone.")
+
+    @property
+    def pull_counters(self) -> PullCounters:
+        return PullCounters()
 
     async def stats(self) -> ScriptedStats:
         return ScriptedStats(num_running=len(self.running))

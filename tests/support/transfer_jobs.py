@@ -1,5 +1,6 @@
 """Page transfers between two processes: the test is the destination, a spawned one the source."""
 
+import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from typing import cast
 
 import grpc
 import numpy as np
+import pytest
 
 from pageray.cluster.head_partition import partition_heads
 from pageray.cluster.ids import BlockId, TransferId
@@ -21,6 +23,8 @@ from pageray.workers.transfer.arrivals import Arrivals, Expectation
 from pageray.workers.transfer.grpc_stream import add_page_stream
 from pageray.workers.transfer.grpc_writer import GrpcStreamWriter
 from pageray.workers.transfer.mapped_pages import ByteArray, MappedPages
+from pageray.workers.transfer.nixl_pools import NixlEndpoint, NixlPools
+from pageray.workers.transfer.nixl_writer import NixlWriter
 from pageray.workers.transfer.outgoing import OutgoingPages
 from pageray.workers.transfer.page_write import PageSpan, PageWrite
 from pageray.workers.transfer.page_writer import PageWriter, TransferError
@@ -112,6 +116,7 @@ class Endpoint:
     paths: list[str]
     address: str
     pid: int
+    nixl: NixlEndpoint | None
     secret: bytes = SECRET
     with_checksums: bool = True
 
@@ -152,12 +157,15 @@ class Destination:
         self._socket_server: PageSocketServer | None = None
         self._grpc_server: grpc.Server | None = None
         self._thread: threading.Thread | None = None
+        self._nixl: NixlPools | None = None
         self._address = self._listen()
 
     def _listen(self) -> str:
         if self.transport == "sockets":
             self._socket_server = PageSocketServer(self.arrivals, SECRET)
             return self._socket_server.address
+        if self.transport == "nixl":
+            self._nixl = NixlPools(self.pages, f"destination-{os.getpid()}-{self.number}")
         if self.transport == "process group":
             # Brings torch, which the other transports' processes do without.
             from page_group_jobs import receive_in_thread
@@ -181,6 +189,7 @@ class Destination:
             paths=self.pools.paths,
             address=self._address,
             pid=os.getpid(),
+            nixl=None if self._nixl is None else self._nixl.endpoint,
             secret=secret,
             with_checksums=self._with_checksums,
         )
@@ -206,6 +215,8 @@ class Destination:
             self._socket_server.close()
         if self._grpc_server is not None:
             self._grpc_server.stop(None).wait()
+        if self._nixl is not None:
+            self._nixl.close()
         if self._thread is not None:
             self._thread.join(2 * TIMEOUT_S)
 
@@ -214,8 +225,17 @@ class Destination:
         self.pools.close()
 
 
-ONE_SIDED = frozenset({"shared memory"})
-TRANSPORTS = ("shared memory", "sockets", "grpc", "process group")
+ONE_SIDED = frozenset({"shared memory", "nixl"})
+HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
+TRANSPORTS = (
+    "shared memory",
+    "sockets",
+    "grpc",
+    "process group",
+    pytest.param(
+        "nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="nixl-cu12 is not installed")
+    ),
+)
 
 
 @dataclass
@@ -278,7 +298,7 @@ def run_source(connection: Connection) -> None:
         assert isinstance(job, WriteJob)
         try:
             connection.send(writers.run(job, connection))
-        except TransferError as error:
+        except (TransferError, ValueError) as error:
             connection.send(f"{type(error).__name__}: {error}")
 
 
@@ -328,6 +348,10 @@ def _open_writer(job: WriteJob) -> PageWriter:
         case "grpc":
             channel = grpc.insecure_channel(endpoint.address)
             return GrpcStreamWriter(outgoing, channel, endpoint.secret, with_checksums=on)
+        case "nixl":
+            assert endpoint.nixl is not None
+            pools = NixlPools(pages, f"source-{os.getpid()}-{endpoint.number}-{next(_numbers)}")
+            return NixlWriter(pools, endpoint.nixl, with_checksums=on)
         case "process group":
             from page_group_jobs import open_group_writer
 

@@ -8,7 +8,6 @@ tokens are computed as if nothing had happened.
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from pageray.cluster.block_keys import BlockContent
@@ -17,6 +16,7 @@ from pageray.cluster.coordinator.messages import EngineInfo, Holder
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import BlockKey, EngineId
 from pageray.cluster.pull_cost import pull_s, pull_timeout_s, recompute_s
+from pageray.cluster.pull_counters import PullCounters
 from pageray.workers.engine_pages import EnginePages
 from pageray.workers.page_service.page_agent import PageAgent
 from pageray.workers.page_service.puller import PullCancel, PullOutcome
@@ -38,21 +38,6 @@ class HolderIndex(Protocol):
     ) -> Holder | None: ...
 
     async def end_lease(self, lease_id: int) -> None: ...
-
-
-@dataclass(slots=True)
-class PullCounters:
-    """Since the start."""
-
-    num_lookups: int = 0
-    num_predicted_blocks: int = 0
-    """Blocks that a holder was said to have and that were asked for ..."""
-    num_delivered_blocks: int = 0
-    """... and those of them that came and were verified."""
-    num_pulls: int = 0
-    num_failed_pulls: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
 
 
 class Prefetcher:

@@ -45,13 +45,15 @@ def frames_of(
         yield OutgoingFrame(header, [array for part in parts for array in part], checksums or [])
 
 
-def cut_into_frames(layout: PoolLayout, writes: Sequence[PageWrite]) -> list[Sequence[PageWrite]]:
+def cut_into_frames(
+    layout: PoolLayout, writes: Sequence[PageWrite], max_writes: int = MAX_WRITES
+) -> list[Sequence[PageWrite]]:
     """`writes` in order, by frame. `layout`: the destination's."""
     batches: list[list[PageWrite]] = []
     num_bytes = 0
     for write in writes:
         size = wire_bytes(layout, write.destination_span(layout.num_layers))
-        if not batches or num_bytes + size > FRAME_BYTES or len(batches[-1]) == MAX_WRITES:
+        if not batches or num_bytes + size > FRAME_BYTES or len(batches[-1]) == max_writes:
             batches.append([])
             num_bytes = 0
         batches[-1].append(write)

@@ -55,6 +55,7 @@ class GrpcStreamWriter:
     ) -> list[int]:
         if not writes:
             return []
+        self._outgoing.check(writes)
         check_stop(should_stop, transfer_id)
         frames = frames_of(self._outgoing, transfer_id, writes, with_checksums=self._with_checksums)
         sending = _Sending(frames, should_stop)

@@ -15,11 +15,18 @@ ByteArray = NDArray[np.uint8]
 Memory = mmap.mmap | memoryview | bytearray
 
 
-class EnginePages(Protocol):
-    """The pools of all ranks of one engine, wherever their bytes are."""
+class PoolShape(Protocol):
+    """How the pools of one engine are laid out."""
 
-    layout: PoolLayout
-    num_blocks: int
+    @property
+    def layout(self) -> PoolLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+
+class EnginePages(PoolShape, Protocol):
+    """The pools of all ranks of one engine, wherever their bytes are."""
 
     def parts(self, span: PageSpan) -> list[ByteArray]:
         """The bytes of `span` in wire order: by rank, each a flat contiguous view."""
@@ -75,7 +82,7 @@ class MappedPages:
         self._ranks = ()
 
 
-def check_span(pages: EnginePages, span: PageSpan) -> None:
+def check_span(pages: PoolShape, span: PageSpan) -> None:
     """ValueError unless `span` lies in the pools. The null block is nobody's to read or write."""
     if not 1 <= span.block <= pages.num_blocks:
         raise ValueError(f"block {span.block} is not one of 1 .. {pages.num_blocks}.")

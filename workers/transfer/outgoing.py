@@ -25,24 +25,34 @@ class OutgoingPages:
             [part for part in slices if part.destination_rank == rank]
             for rank in range(len(destination.shards))
         ]
-        self._whole_rank_of = [self._whole_rank(slices) for slices in self._slices_of]
-        self._staging: dict[int, list[ByteArray]] = {}
+        self.whole_rank_of = [self._whole_rank(slices) for slices in self._slices_of]
+        """By destination rank: the source rank whose page is its page, or None: it is staged."""
+        self._staging: dict[tuple[int, int], ByteArray] = {}
 
     def parts(self, write: PageWrite, place: int = 0) -> list[ByteArray]:
         """The bytes of `write` in wire order: flat contiguous arrays, one per destination rank.
 
         They are views of the pages where the shards agree, and else staged copies, which stay
-        until the next call with the same `place`. ValueError when the source has no such block.
+        until the next call with the same `place`.
         """
         span = write.source_span(self.pages.layout.num_layers)
-        check_span(self.pages, span)
         block, start, end = span
         return [
             self._staged(rank, span, place)
             if source_rank is None
             else self.pages.rank(source_rank)[block, start:end].reshape(-1)
-            for rank, source_rank in enumerate(self._whole_rank_of)
+            for rank, source_rank in enumerate(self.whole_rank_of)
         ]
+
+    def check(self, writes: Sequence[PageWrite]) -> None:
+        """ValueError when the source has not all that `writes` name; to be called before `parts`."""
+        for write in writes:
+            check_span(self.pages, write.source_span(self.pages.layout.num_layers))
+
+    def stage_in(self, rank: int, memory: ByteArray) -> None:
+        """Stage for a destination rank in `memory`, `[places, page bytes]`, instead of its own."""
+        for place, page in enumerate(memory):
+            self._staging[rank, place] = page
 
     def _whole_rank(self, slices: Sequence[HeadSlice]) -> int | None:
         """The source rank whose page is, byte for byte, the destination rank's page."""
@@ -68,9 +78,6 @@ class OutgoingPages:
         return flat
 
     def _staging_of(self, rank: int, place: int) -> ByteArray:
-        if place not in self._staging:
-            self._staging[place] = [
-                np.empty(self.destination.page_bytes(r), np.uint8)
-                for r in range(len(self.destination.shards))
-            ]
-        return self._staging[place][rank]
+        if (rank, place) not in self._staging:
+            self._staging[rank, place] = np.empty(self.destination.page_bytes(rank), np.uint8)
+        return self._staging[rank, place]

@@ -30,7 +30,8 @@ class PageWriter(Protocol):
         self, transfer_id: TransferId, writes: Sequence[PageWrite], should_stop: ShouldStop = ...
     ) -> list[int]:
         """Every write complete; the checksums of what was sent, in order of `writes`, or [] when
-        checksums are off. Raises `TransferError`, also when the peer is dead."""
+        checksums are off. Raises `TransferError`, also when the peer is dead, and ValueError
+        before anything is sent when the writes name blocks or layers that are not there."""
         ...
 
     def close(self) -> None: ...

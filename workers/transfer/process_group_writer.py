@@ -32,6 +32,7 @@ class PageGroupWriter:
         self, transfer_id: TransferId, writes: Sequence[PageWrite], should_stop: ShouldStop = never
     ) -> list[int]:
         """After a `TransferError` that is no stop, the group is of no use any more."""
+        self._outgoing.check(writes)
         checksums: list[int] = []
         batches = cut_into_frames(self._outgoing.destination, writes)
         for number, batch in enumerate(batches, start=1):

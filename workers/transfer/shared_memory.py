@@ -41,6 +41,11 @@ class SharedMemoryWriter:
     def write(
         self, transfer_id: TransferId, writes: Sequence[PageWrite], should_stop: ShouldStop = never
     ) -> list[int]:
+        self._outgoing.check(writes)
+        for write in writes:
+            check_span(
+                self._destination, write.destination_span(self._destination.layout.num_layers)
+            )
         checksums: list[int] = []
         for number, write in enumerate(writes):
             check_stop(should_stop, transfer_id)
@@ -51,7 +56,6 @@ class SharedMemoryWriter:
 
     def _write_page(self, write: PageWrite) -> list[int]:
         span = write.destination_span(self._destination.layout.num_layers)
-        check_span(self._destination, span)
         parts = self._outgoing.parts(write)
         for part, target in zip(parts, self._destination.parts(span), strict=True):
             target[:] = part

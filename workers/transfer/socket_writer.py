@@ -42,6 +42,7 @@ class SocketWriter:
     ) -> list[int]:
         if not writes:
             return []
+        self._outgoing.check(writes)
         is_done = False
         try:
             checksums = self._send(transfer_id, writes, should_stop)

@@ -51,10 +51,14 @@ class OutgoingTensors:
             for rank in range(len(destination.shards))
         ]
 
+    def check(self, writes: Sequence[PageWrite]) -> None:
+        """ValueError when the source has not all that `writes` name; to be called before `parts`."""
+        for write in writes:
+            check_span(self.pages, write.source_span(self.pages.layout.num_layers))
+
     def parts(self, write: PageWrite) -> list[Tensor]:
         """In wire order, flat and contiguous: views where the shards agree, else copies."""
         span = write.source_span(self.pages.layout.num_layers)
-        check_span(self.pages, span)
         return [self._part(slices, span) for slices in self._slices_of]
 
     def _part(self, slices: Sequence[HeadSlice], span: PageSpan) -> Tensor:

@@ -157,6 +157,19 @@ def test_killed_source_leaves_no_hang(make_destination: MakeDestination, transpo
     assert expectation.num_counted < NUM_BLOCKS
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_block_that_the_source_has_not_is_an_error_before_anything_is_sent(
+    source: Source, make_destination: MakeDestination, transport: str
+) -> None:
+    destination = make_destination(transport, layout_of(1))
+    writes = whole_writes([(1, 2), (NUM_BLOCKS + 1, 3)])
+    expectation = destination.expect(ID, writes)
+    with pytest.raises(TransferError, match=f"ValueError: block {NUM_BLOCKS + 1} is not one of"):
+        source.write(job_for(destination, writes))
+    assert expectation.num_counted == 0
+    assert_delivered(destination.pages, [])
+
+
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
 def test_late_frames_of_a_closed_transfer_write_nothing(
     source: Source, make_destination: MakeDestination, transport: str
