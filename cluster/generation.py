@@ -45,6 +45,13 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one session go to one engine where that costs little."""
 
     @property
+    def known_token_ids(self) -> tuple[int, ...]:
+        """The prompt, and the output so far where there is one sequence only."""
+        if len(self.resumed) != 1:
+            return self.prompt_token_ids
+        return self.prompt_token_ids + self.resumed[0].output_token_ids
+
+    @property
     def num_resumed_tokens(self) -> int:
         """Of the sequence that got furthest."""
         return max((len(each.output_token_ids) for each in self.resumed), default=0)

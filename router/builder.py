@@ -6,10 +6,17 @@ from typing import cast
 from ray import serve
 from ray.serve import Application
 
+from pageray.cluster.coordinator.messages import Role
 from pageray.cluster.errors import ConfigError
 from pageray.router.engine_protocol import EngineFactory, start_async_engine
 from pageray.router.ingress import OpenAiIngress
-from pageray.router.llm_config import LLMConfig, LLMServingArgs, parse_serving_args
+from pageray.router.llm_config import (
+    LLMConfig,
+    LLMServingArgs,
+    PDServingArgs,
+    parse_pd_serving_args,
+    parse_serving_args,
+)
 from pageray.router.server import LLMServer
 
 DEPLOYMENT_NAME_PREFIX = "LLMServer:"
@@ -52,22 +59,65 @@ def build_application(
 ) -> Application:
     """As `build_openai_app`, which Serve allows one parameter only."""
     configs = serving_args.llm_configs
-    ingress = cast("type[OpenAiIngress]", serve.ingress()(OpenAiIngress))
-    options = _options(
-        {"name": "OpenAiIngress", **_INGRESS_DEFAULTS}, serving_args.ingress_deployment_config
-    )
-    return _deployment(ingress, options).bind(
-        llm_deployments={
+    return _bind_ingress(
+        serving_args.ingress_deployment_config,
+        configs,
+        {
             config.model_id: build_llm_deployment(config, engine_factory=engine_factory)
             for config in configs
         },
+        [],
+    )
+
+
+def build_pd_openai_app(args: dict[str, object] | PDServingArgs) -> Application:
+    """Prefill/decode disaggregation: prompts are computed by engines that do nothing else, and
+    their pages pushed to the engine that goes on with the request.
+
+    For a Serve config's `import_path: pageray:build_pd_openai_app`. Raises `ConfigError`.
+    """
+    return build_pd_application(parse_pd_serving_args(args))
+
+
+def build_pd_application(
+    serving_args: PDServingArgs, *, engine_factory: EngineFactory = start_async_engine
+) -> Application:
+    """As `build_pd_openai_app`, which Serve allows one parameter only."""
+    prefill, decode = serving_args.prefill_config, serving_args.decode_config
+    return _bind_ingress(
+        serving_args.ingress_deployment_config,
+        [decode],
+        {
+            decode.model_id: build_llm_deployment(
+                decode, engine_factory=engine_factory, role="decode"
+            )
+        },
+        # The ingress never calls them; decode engines find them through the coordinator.
+        [build_llm_deployment(prefill, engine_factory=engine_factory, role="prefill")],
+    )
+
+
+def _bind_ingress(
+    deployment_config: Mapping[str, object],
+    configs: list[LLMConfig],
+    llm_deployments: dict[str, Application],
+    companions: list[Application],
+) -> Application:
+    ingress = cast("type[OpenAiIngress]", serve.ingress()(OpenAiIngress))
+    options = _options({"name": "OpenAiIngress", **_INGRESS_DEFAULTS}, deployment_config)
+    return _deployment(ingress, options).bind(
+        llm_deployments=llm_deployments,
         model_loading_configs={config.model_id: config.model_loading_config for config in configs},
         sharing_pages=[config.model_id for config in configs if config.share_pages],
+        companions=companions,
     )
 
 
 def build_llm_deployment(
-    llm_config: LLMConfig, *, engine_factory: EngineFactory = start_async_engine
+    llm_config: LLMConfig,
+    *,
+    engine_factory: EngineFactory = start_async_engine,
+    role: Role = "both",
 ) -> Application:
     """The deployment of one model's engines, without HTTP in front.
 
@@ -76,7 +126,7 @@ def build_llm_deployment(
     placement = llm_config.placement_group_config
     options = _options(
         {
-            "name": deployment_name(llm_config.model_id),
+            "name": deployment_name(llm_config.model_id, role),
             "placement_group_bundles": placement_bundles(llm_config),
             "placement_group_strategy": "STRICT_PACK" if placement is None else placement.strategy,
             **_SERVER_DEFAULTS,
@@ -86,12 +136,14 @@ def build_llm_deployment(
     if llm_config.runtime_env is not None:
         actor_options = cast(dict[str, object], options["ray_actor_options"])
         actor_options.setdefault("runtime_env", llm_config.runtime_env)
-    return _deployment(LLMServer, options).bind(llm_config, engine_factory)
+    return _deployment(LLMServer, options).bind(llm_config, engine_factory, role)
 
 
-def deployment_name(model_id: str) -> str:
-    """Ray Serve LLM's convention: `LLMServer:` and the id with / as -- and . as _."""
-    return DEPLOYMENT_NAME_PREFIX + model_id.replace("/", "--").replace(".", "_")
+def deployment_name(model_id: str, role: Role = "both") -> str:
+    """Ray Serve LLM's convention: `LLMServer:` and the id with / as -- and . as _; in front of it
+    `Prefill` or `Decode` where the two are apart."""
+    prefix = "" if role == "both" else role.capitalize()
+    return prefix + DEPLOYMENT_NAME_PREFIX + model_id.replace("/", "--").replace(".", "_")
 
 
 def placement_bundles(llm_config: LLMConfig) -> list[dict[str, float]]:

@@ -89,7 +89,7 @@ class ClusterPlacer:
         facts = await self._facts()
         contents: list[BlockContent] = []
         hasher = BlockHasher(facts.root_key, facts.block_size)
-        hasher.extend(contents, request.prompt_token_ids[:-1], request.cache_salt)
+        hasher.extend(contents, request.known_token_ids[:-1], request.cache_salt)
         keys = tuple(content.key for content in contents)
         decision = self._decide(request, keys, await self._locate(facts.root_key, keys))
         assignment = ClusterAssignment(self, decision, keys, request.session_id)

@@ -9,7 +9,7 @@ from typing import cast
 import yaml
 
 from pageray.cluster.errors import ConfigError
-from pageray.router.llm_config import LLMConfig, LLMServingArgs, load_yaml
+from pageray.router.llm_config import LLMConfig, LLMServingArgs, PDServingArgs, load_yaml
 
 DEFAULT_CONFIG = "cpu"
 
@@ -26,6 +26,8 @@ _SERVE_KEYS = (
     "tracing_config",
 )
 """Top-level keys of a Serve configuration file."""
+
+_ARGS_KEYS = (*LLMServingArgs.model_fields, *PDServingArgs.model_fields)
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,15 @@ def apply_override(tree: Tree, override: Override) -> None:
     first = override.path[0]
     if first in _SERVE_KEYS:
         _set(tree, override)
-    elif first in LLMServingArgs.model_fields:
+    elif first in _ARGS_KEYS:
         for args in _application_args(tree):
             _set(args, override)
     elif first in LLMConfig.model_fields:
         for args in _application_args(tree):
-            for config in _mappings(args.get("llm_configs")):
+            for config in _llm_configs(args):
                 _set(config, override)
     else:
-        known = [*_SERVE_KEYS, *LLMServingArgs.model_fields, *LLMConfig.model_fields]
+        known = [*_SERVE_KEYS, *_ARGS_KEYS, *LLMConfig.model_fields]
         raise ConfigError(f"--set {'.'.join(override.path)}: {_nearest(first, known)}")
 
 
@@ -97,6 +99,12 @@ def application_args(tree: Tree, import_path: str) -> list[Tree]:
         for application in _mappings(tree["applications"])
         if application.get("import_path") == import_path
     ]
+
+
+def _llm_configs(args: Tree) -> list[Tree]:
+    """Those of `build_openai_app`, and of `build_pd_openai_app`."""
+    apart = [args[name] for name in ("prefill_config", "decode_config") if name in args]
+    return _mappings(args.get("llm_configs")) + _mappings(apart)
 
 
 def _application_args(tree: Tree) -> list[Tree]:

@@ -23,9 +23,12 @@ class OpenAiIngress:
         llm_deployments: Mapping[str, DeploymentHandle[object]],
         model_loading_configs: Mapping[str, ModelLoadingConfig],
         sharing_pages: Collection[str] = (),
+        companions: Collection[DeploymentHandle[object]] = (),
     ) -> None:
         """The mappings are keyed by model id; `sharing_pages` are the ids of the models whose
-        engines use each other's pages. Waits for the tokenizers, not for the engines."""
+        engines use each other's pages. `companions` are deployments that belong to the application
+        and are not called from here. Waits for the tokenizers, not for the engines."""
+        del companions
         models = await asyncio.gather(
             *(
                 asyncio.to_thread(

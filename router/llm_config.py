@@ -6,7 +6,7 @@ that names the nearest valid one.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import pydantic
 import yaml
@@ -142,12 +142,64 @@ class LLMServingArgs(StrictModel):
         return self
 
 
+class PDServingArgs(StrictModel):
+    """The argument of `build_pd_openai_app`: one model, prefill and decode on engines of their
+    own. Both configurations name the same model, dtype and block size, or no page could be used."""
+
+    prefill_config: LLMConfig
+    decode_config: LLMConfig
+    ingress_deployment_config: dict[str, object] = {}
+    """Options of `serve.deployment` for the ingress."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "PDServingArgs":
+        reject_unknown_keys(
+            self.ingress_deployment_config, DEPLOYMENT_OPTIONS, "ingress_deployment_config"
+        )
+        prefill, decode = self.prefill_config, self.decode_config
+        if prefill.model_loading_config != decode.model_loading_config:
+            raise ConfigError(
+                f"prefill_config serves {prefill.model_id!r} and decode_config "
+                f"{decode.model_id!r}; both must name the same model."
+            )
+        theirs_all, ours_all = prefill.engine_config(), decode.engine_config()
+        for name, theirs, ours in (
+            ("block_size", theirs_all.block_size, ours_all.block_size),
+            ("dtype", theirs_all.dtype, ours_all.dtype),
+            ("kv_cache_dtype", theirs_all.kv_cache_dtype, ours_all.kv_cache_dtype),
+        ):
+            if theirs != ours:
+                raise ConfigError(
+                    f"{name} is {theirs!r} in prefill_config and {ours!r} in decode_config; pages "
+                    "can be shared only if it is the same."
+                )
+        if not (prefill.share_pages and decode.share_pages):
+            raise ConfigError(
+                "share_pages is false: prefill engines could give their pages to nobody."
+            )
+        return self
+
+    @property
+    def llm_configs(self) -> list[LLMConfig]:
+        return [self.prefill_config, self.decode_config]
+
+
+ArgsT = TypeVar("ArgsT", LLMServingArgs, PDServingArgs)
+
+
 def parse_serving_args(args: "dict[str, object] | LLMServingArgs") -> LLMServingArgs:
     """Raises `ConfigError` whose message names the field and what is wrong with it."""
-    if isinstance(args, LLMServingArgs):
-        return args
+    return args if isinstance(args, LLMServingArgs) else _validated(LLMServingArgs, args)
+
+
+def parse_pd_serving_args(args: "dict[str, object] | PDServingArgs") -> PDServingArgs:
+    """As `parse_serving_args`, for prefill/decode disaggregation."""
+    return args if isinstance(args, PDServingArgs) else _validated(PDServingArgs, args)
+
+
+def _validated(kind: type[ArgsT], args: dict[str, object]) -> ArgsT:
     try:
-        return LLMServingArgs.model_validate(args)
+        return kind.model_validate(args)
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         path = ".".join(str(part) for part in problem["loc"])

@@ -6,11 +6,12 @@ import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from pageray.cluster.coordinator.messages import Role
 from pageray.cluster.ids import EngineId
 from pageray.cluster.member_spec import MemberSpec
 
 
-def replica_place() -> MemberSpec | None:
+def replica_place(role: Role = "both") -> MemberSpec | None:
     """None outside of a Serve replica. An engine has its replica's id, which is never used again."""
     try:
         context = serve.get_replica_context()
@@ -20,6 +21,7 @@ def replica_place() -> MemberSpec | None:
         app_name=context.app_name,
         engine_id=EngineId(context.replica_id.unique_id),
         host=_node_address(),
+        role=role,
     )
 
 

@@ -7,9 +7,15 @@ from typing import cast
 from pageray.cluster.config import reject_unknown_keys
 from pageray.cluster.errors import ConfigError
 from pageray.router.config_file import Override, Tree, apply_override, read_config
-from pageray.router.llm_config import LLMServingArgs, parse_serving_args
+from pageray.router.llm_config import (
+    LLMServingArgs,
+    PDServingArgs,
+    parse_pd_serving_args,
+    parse_serving_args,
+)
 
 BUILDER = "pageray:build_openai_app"
+PD_BUILDER = "pageray:build_pd_openai_app"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 
@@ -20,7 +26,7 @@ _APPLICATION_KEYS = ("args", "import_path", "name", "route_prefix")
 class PlannedApplication:
     name: str
     route_prefix: str
-    args: LLMServingArgs
+    args: LLMServingArgs | PDServingArgs
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,9 @@ class ServePlan:
 
     @property
     def model_ids(self) -> list[str]:
-        return [config.model_id for app in self.applications for config in app.args.llm_configs]
+        ids = (config.model_id for app in self.applications for config in app.args.llm_configs)
+        # Prefill and decode engines serve one model.
+        return list(dict.fromkeys(ids))
 
     @property
     def model_sources(self) -> list[str]:
@@ -71,15 +79,23 @@ def make_plan(
 
 def _planned(application: Mapping[str, object]) -> PlannedApplication:
     reject_unknown_keys(application, _APPLICATION_KEYS, "applications (as pageray serve reads it)")
-    if application.get("import_path") != BUILDER:
-        raise ConfigError(
-            f"import_path is {application.get('import_path')!r}; pageray serve runs {BUILDER!r} "
-            "only. Use `serve deploy` for anything else."
-        )
     return PlannedApplication(
         name=str(application.get("name", "default")),
         route_prefix=str(application.get("route_prefix", "/")),
-        args=parse_serving_args(dict(_mapping(application.get("args", {}), "args"))),
+        args=_args(application),
+    )
+
+
+def _args(application: Mapping[str, object]) -> LLMServingArgs | PDServingArgs:
+    args = dict(_mapping(application.get("args", {}), "args"))
+    builder = application.get("import_path")
+    if builder == BUILDER:
+        return parse_serving_args(args)
+    if builder == PD_BUILDER:
+        return parse_pd_serving_args(args)
+    raise ConfigError(
+        f"import_path is {builder!r}; pageray serve runs {BUILDER!r} and {PD_BUILDER!r} only. Use "
+        "`serve deploy` for anything else."
     )
 
 

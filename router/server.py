@@ -9,7 +9,7 @@ from contextlib import aclosing
 import msgspec
 
 from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
-from pageray.cluster.coordinator.messages import EngineInfo
+from pageray.cluster.coordinator.messages import EngineInfo, Role
 from pageray.cluster.errors import ConfigError, PageRayError, ServerError
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import EngineId, RequestId
@@ -43,13 +43,16 @@ class LLMServer:
     _join_task: asyncio.Task[None] | None = None
 
     async def __init__(
-        self, llm_config: LLMConfig, engine_factory: EngineFactory = start_async_engine
+        self,
+        llm_config: LLMConfig,
+        engine_factory: EngineFactory = start_async_engine,
+        role: Role = "both",
     ) -> None:
         """Returns when the engine can serve. The engine finds the replica's placement group by
         itself."""
         self._engine = await asyncio.to_thread(engine_factory, llm_config.engine_config())
         self._running: set[RequestId] = set()
-        place = replica_place()
+        place = replica_place(role)
         self._engine_id = EngineId("") if place is None else place.engine_id
         self._engine_info: EngineInfo | None = None
         if place is not None and llm_config.share_pages:

@@ -26,10 +26,17 @@ def start_serving(
 
     from ray.serve import RunTarget
 
-    from pageray.router.builder import build_openai_app
+    from pageray.router.builder import build_openai_app, build_pd_openai_app
+    from pageray.router.llm_config import PDServingArgs
 
     targets = [
-        RunTarget(build_openai_app(app.args), name=app.name, route_prefix=app.route_prefix)
+        RunTarget(
+            build_pd_openai_app(app.args)
+            if isinstance(app.args, PDServingArgs)
+            else build_openai_app(app.args),
+            name=app.name,
+            route_prefix=app.route_prefix,
+        )
         for app in plan.applications
     ]
     for model in models:

@@ -6,11 +6,14 @@ one call. A stream whose consumer is slow merges what has accumulated into one o
 """
 
 import asyncio
+import itertools
 import logging
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.coordinator.messages import EngineInfo
@@ -19,7 +22,9 @@ from pageray.cluster.generation import GenerateRequest, RequestOutput, SequenceO
 from pageray.cluster.ids import BlockKey, RequestId
 from pageray.cluster.member_spec import MemberSpec
 from pageray.cluster.pull_counters import PullCounters
+from pageray.cluster.sampling_params import SamplingParams
 from pageray.workers.engine import Engine, EngineStats, ResolvedEngineConfig
+from pageray.workers.page_service.prefill_job import PrefillJob
 from pageray.workers.ranks.launcher import RankLauncher
 
 if TYPE_CHECKING:
@@ -64,6 +69,18 @@ class _Stream:
         return merge_outputs(outputs)
 
 
+class _PrefillJob:
+    """See `prefill_job.PrefillJob`."""
+
+    def __init__(self, request_id: RequestId, cancel: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.is_over = False
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        self._cancel()
+
+
 class AsyncEngine:
     """Starts the engine's thread at once; `shutdown` ends it."""
 
@@ -71,6 +88,8 @@ class AsyncEngine:
         self._engine = engine
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._streams: dict[RequestId, _Stream] = {}
+        self._prefills: dict[RequestId, _PrefillJob] = {}
+        self._prefill_numbers = itertools.count(1)
         self._death: EngineDeadError | None = None
         self._is_stopping = False
         self._membership: ClusterMembership | None = None
@@ -139,6 +158,25 @@ class AsyncEngine:
             if not is_finished:
                 self._commands.put(lambda: self._abort(request.request_id))
 
+    def start_prefill(self, request: GenerateRequest) -> PrefillJob:
+        """See `PrefillRunner.start`; any thread may call it."""
+        self.check_health()
+        number = next(self._prefill_numbers)
+        prefill = msgspec.structs.replace(
+            request,
+            request_id=RequestId(f"{request.request_id}.prefill{number}"),
+            prompt_token_ids=request.known_token_ids,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            resumed=(),
+        )
+        self._engine.check_request(prefill)
+        job = _PrefillJob(
+            prefill.request_id, lambda: self._commands.put(lambda: self._end_prefill(job))
+        )
+        self._prefills[prefill.request_id] = job
+        self._commands.put(lambda: self._engine.add(prefill))
+        return job
+
     def finish_sequence(self, request_id: RequestId, index: int) -> None:
         """End one of a request's sequences early, because its stop string was found.
 
@@ -167,7 +205,9 @@ class AsyncEngine:
         # Imported here: offline engines have no use for Ray.
         from pageray.workers.cluster_membership import ClusterMembership
 
-        self._membership = await ClusterMembership.join(self._engine, spec, self.check_health)
+        self._membership = await ClusterMembership.join(
+            self._engine, spec, check_health=self.check_health, prefills=self
+        )
         return self._membership.info
 
     @property
@@ -201,6 +241,8 @@ class AsyncEngine:
         finally:
             self._engine.shutdown()
             reason = self._death or EngineDeadError("The engine has been shut down.")
+            for job in list(self._prefills.values()):
+                job.is_over = True
             for stream in list(self._streams.values()):
                 _call_on(stream.loop, stream.put, reason)
 
@@ -218,6 +260,12 @@ class AsyncEngine:
     def _abort(self, request_id: RequestId) -> None:
         self._engine.abort(request_id)
 
+    def _end_prefill(self, job: _PrefillJob) -> None:
+        if not job.is_over:
+            self._engine.abort(job.request_id)
+        job.is_over = True
+        self._prefills.pop(job.request_id, None)
+
     def _finish(self, request_id: RequestId, index: int) -> None:
         self._engine.finish_sequence(request_id, index)
 
@@ -225,6 +273,9 @@ class AsyncEngine:
         """Wake each event loop once, with everything that is for it."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = {}
         for output in outputs:
+            job = self._prefills.get(output.request_id)
+            if job is not None:
+                job.is_over = True
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, output))

@@ -13,6 +13,7 @@ from pageray.workers.engine import Engine
 from pageray.workers.page_service.cluster_link import ClusterLink
 from pageray.workers.page_service.page_agent import PageAgent
 from pageray.workers.page_service.prefetcher import Prefetcher
+from pageray.workers.page_service.prefill_job import PrefillRunner
 
 EXPORT_GRACE_S = 5.0
 """A draining engine's sequences go on elsewhere, from its pages."""
@@ -31,7 +32,12 @@ class ClusterMembership:
 
     @classmethod
     async def join(
-        cls, engine: Engine, spec: MemberSpec, check_health: Callable[[], None]
+        cls,
+        engine: Engine,
+        spec: MemberSpec,
+        *,
+        check_health: Callable[[], None],
+        prefills: PrefillRunner,
     ) -> "ClusterMembership":
         """Find or start the coordinator, open the page service, register.
 
@@ -49,6 +55,8 @@ class ClusterMembership:
             secret=secret,
             host=spec.host,
             role=spec.role,
+            # A decode engine's time is for its own sequences.
+            prefills=None if spec.role == "decode" else prefills,
         )
         prefetcher = Prefetcher(engine.pages, agent, client)
         link = ClusterLink(client, agent.info, engine.pages, lambda: _load_of(engine, prefetcher))

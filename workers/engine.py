@@ -170,8 +170,9 @@ class Engine:
         if plan.num_tokens >= _MIN_PREFILL_TOKENS:
             self._prefill_rate.observe(plan.num_tokens, time.monotonic() - started_s)
         with self._lock:
+            outputs = self._scheduler.update(result)
             self.pages.acknowledged(plan.step_id)
-            return self._scheduler.update(result)
+        return outputs
 
     def stats(self) -> EngineStats:
         with self._lock:

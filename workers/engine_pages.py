@@ -40,11 +40,13 @@ class EnginePages:
         self._imports = PageImports(pool)
         self._exports = PageExports(pool)
         self._last_step_id = 0
+        self._stepped = threading.Condition(self.lock)
 
     # --- called by the engine, which holds the lock ---------------------------------------------
 
     def acknowledged(self, step_id: int) -> None:
         self._last_step_id = step_id
+        self._stepped.notify_all()
 
     def check_invariants(self) -> None:
         self._scheduler.check_invariants(self._imports.tables())
@@ -58,11 +60,8 @@ class EnginePages:
     def contents_of(self, request: GenerateRequest) -> list[BlockContent]:
         """The full blocks that a request could hit: all of its tokens but the last, which is
         always computed."""
-        tokens = request.prompt_token_ids
-        if len(request.resumed) == 1:
-            tokens += request.resumed[0].output_token_ids
         chain: list[BlockContent] = []
-        self._hasher.extend(chain, tokens[:-1], request.cache_salt)
+        self._hasher.extend(chain, request.known_token_ids[:-1], request.cache_salt)
         return chain
 
     def num_local_blocks(self, contents: SequenceOf[BlockContent]) -> int:
@@ -80,6 +79,11 @@ class EnginePages:
         with self.lock:
             self._pool.take_events()
             return self._pool.published_keys()
+
+    def wait_for_step(self, timeout_s: float) -> None:
+        """Return after the next step, or after `timeout_s`."""
+        with self.lock:
+            self._stepped.wait(timeout_s)
 
     @property
     def num_transfers(self) -> int:

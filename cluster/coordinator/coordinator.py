@@ -8,16 +8,13 @@ Whatever an engine says under a newer epoch voids what it said before. Only regi
 heartbeats keep it alive: events alone may come from an engine that no longer gets anything done.
 """
 
-from bisect import insort
-from operator import attrgetter
-
 from pageray.cluster.coordinator.block_table import ClusterBlockTable
+from pageray.cluster.coordinator.engine_group import EngineGroup
 from pageray.cluster.coordinator.engine_record import EngineRecord
 from pageray.cluster.coordinator.leases import LeaseBook
 from pageray.cluster.coordinator.messages import (
     EngineInfo,
     EngineReply,
-    EngineView,
     EventBatch,
     Heartbeat,
     Holder,
@@ -51,8 +48,8 @@ class Coordinator:
         self._table = ClusterBlockTable()
         self._leases = LeaseBook(lease_s, first_lease_id)
         self._engines: dict[EngineId, EngineRecord] = {}
-        # By root key, in order of engine id.
-        self._groups: dict[BlockKey, list[EngineRecord]] = {}
+        # By root key.
+        self._groups: dict[BlockKey, EngineGroup] = {}
         # No heartbeat can be overdue before this time.
         self._next_check_s = 0.0
 
@@ -77,8 +74,7 @@ class Coordinator:
             self._forget(info.engine_id)
             known = EngineRecord(info, self._table)
             self._engines[info.engine_id] = known
-            group = self._groups.setdefault(info.root_key, [])
-            insort(group, known, key=attrgetter("info.engine_id"))
+            self._groups.setdefault(info.root_key, EngineGroup()).add(known)
         self._heard(known, now_s)
         return known.reply()
 
@@ -87,6 +83,7 @@ class Coordinator:
         if isinstance(known, EngineReply):
             return known
         known.take_heartbeat(heartbeat)
+        self._groups[known.info.root_key].refresh(known)
         self._heard(known, now_s)
         return known.reply()
 
@@ -97,6 +94,7 @@ class Coordinator:
         if isinstance(known, EngineReply):
             return known
         known.take_batch(batch)
+        self._groups[known.info.root_key].refresh(known)
         return known.reply()
 
     def restore(self, snapshot: Snapshot) -> EngineReply:
@@ -106,6 +104,7 @@ class Coordinator:
         if isinstance(known, EngineReply):
             return known
         known.take_snapshot(snapshot)
+        self._groups[known.info.root_key].refresh(known)
         return known.reply()
 
     def deregister(self, engine_id: EngineId, epoch: Epoch) -> None:
@@ -118,17 +117,10 @@ class Coordinator:
     def locate(self, root_key: BlockKey, keys: tuple[BlockKey, ...], now_s: float) -> Location:
         """Every live engine with this root key and how much of the chain `keys` it holds."""
         self._drop_overdue(now_s)
-        runs = self._table.longest_runs(keys)
-        return Location(
-            engines=tuple(
-                [
-                    record.view
-                    if (run := runs.get(record.incarnation)) is None
-                    else EngineView(info=record.info, load=record.load, num_matched_blocks=run)
-                    for record in self._groups.get(root_key, ())
-                ]
-            )
-        )
+        group = self._groups.get(root_key)
+        if group is None:
+            return Location(engines=())
+        return Location(engines=group.views(self._table.longest_runs(keys)))
 
     def best_holder(
         self,
@@ -145,10 +137,11 @@ class Coordinator:
         who can be pulled from, other than `exclude`, holds `min_blocks` (at least one).
         """
         self._drop_overdue(now_s)
-        runs = self._table.longest_runs(keys)
+        group = self._groups.get(root_key)
+        if group is None:
+            return None
         best: tuple[int, int, EngineId] | None = None
-        for record in self._groups.get(root_key, ()):
-            run = runs.get(record.incarnation, 0)
+        for record, run in group.holders(self._table.longest_runs(keys)):
             engine_id = record.info.engine_id
             if run < max(1, min_blocks) or engine_id == exclude or record.info.endpoint is None:
                 continue
@@ -177,13 +170,13 @@ class Coordinator:
 
     def check_invariants(self) -> None:
         """Assert that engines, groups, leases and table agree (slow)."""
-        grouped = [record for group in self._groups.values() for record in group]
+        grouped = [record for group in self._groups.values() for record in group.records]
         assert {id(record) for record in grouped} == {id(r) for r in self._engines.values()}
         assert len(grouped) == len(self._engines)
-        assert all(self._groups.values()), "an empty group is kept"
         for root_key, group in self._groups.items():
-            assert all(record.info.root_key == root_key for record in group)
-            assert group == sorted(group, key=attrgetter("info.engine_id"))
+            assert group.records, "an empty group is kept"
+            assert all(record.info.root_key == root_key for record in group.records)
+            group.check_invariants()
         self._leases.check_invariants()
         self._table.check_invariants()
 
@@ -220,5 +213,5 @@ class Coordinator:
         self._leases.end_all_of(engine_id)
         group = self._groups[record.info.root_key]
         group.remove(record)
-        if not group:
+        if not group.records:
             del self._groups[record.info.root_key]

@@ -13,32 +13,26 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-import grpc
-import numpy as np
-
 from pageray.cluster.errors import ServerError
 from pageray.cluster.ids import BlockId, TransferId
 from pageray.cluster.page_layout import PoolLayout
+from pageray.router.bench.transfer_destination import Destination, Pool, has_nixl
 from pageray.router.bench.transfer_source import (
     CHUNK_BYTES,
     CopyAll,
+    Peer,
     Send,
     StreamAll,
     Target,
     run_source,
 )
-from pageray.workers.transfer.arrivals import Arrivals
-from pageray.workers.transfer.grpc_stream import add_page_stream
 from pageray.workers.transfer.malloc import keep_freed_memory
-from pageray.workers.transfer.mapped_pages import MappedPages
 from pageray.workers.transfer.socket_options import tune
-from pageray.workers.transfer.socket_server import PageSocketServer
 
 SMOLLM2_LAYOUT = PoolLayout(
     num_layers=30, block_size=16, head_dim=64, element_bytes=2, shards=((0, 3),)
@@ -46,6 +40,8 @@ SMOLLM2_LAYOUT = PoolLayout(
 """SmolLM2-135M in bfloat16 on one rank: 368,640 bytes a page."""
 
 SHARED_MEMORY, SOCKETS, GRPC_STREAM = "shared memory", "sockets", "gRPC stream"
+PROCESS_GROUP, NIXL = "process group", "NIXL"
+_ONE_SIDED = (SHARED_MEMORY, NIXL)
 CASES = (
     (SHARED_MEMORY, False),
     (SHARED_MEMORY, True),
@@ -53,11 +49,13 @@ CASES = (
     (SOCKETS, True),
     (GRPC_STREAM, False),
     (GRPC_STREAM, True),
+    (PROCESS_GROUP, True),
+    *([(NIXL, True)] if has_nixl() else []),
 )
-"""(transport, whether with checksums), in the order of the report."""
+"""(transport, whether with checksums), in the order of the report. NIXL where installed."""
 
 _ACKNOWLEDGED_PAGES = 16
-"""Shared memory: pages per acknowledgement, so that the destination verifies while the source
+"""Transports without a receiver: pages per acknowledgement, so that the destination verifies while the source
 copies."""
 _TIMEOUT_S = 120.0
 
@@ -123,16 +121,10 @@ class _Bench:
         self._num_pages = num_pages
         self.num_bytes = num_pages * SMOLLM2_LAYOUT.page_bytes(0)
         self._transfer_ids = itertools.count(1)
-        self._pools = [_Pool(num_pages, seed), _Pool(num_pages, seed + 1)]
-        self._arrivals = {
-            on: Arrivals(self._pools[1].pages, with_checksums=on) for on in (False, True)
-        }
+        self._pools = [Pool(SMOLLM2_LAYOUT, num_pages, seed + number) for number in (0, 1)]
         secret = os.urandom(32)
-        self._socket_servers = {
-            on: PageSocketServer(arrivals, secret) for on, arrivals in self._arrivals.items()
-        }
-        self._grpc_servers = {
-            on: _GrpcServer(arrivals, secret) for on, arrivals in self._arrivals.items()
+        self._destinations = {
+            on: Destination(self._pools[1].pages, secret, with_checksums=on) for on in (False, True)
         }
         listener = socket.create_server(("127.0.0.1", 0))
         self._connection, self._process = _start(
@@ -141,8 +133,7 @@ class _Bench:
                 source_path=self._pools[0].path,
                 destination_path=self._pools[1].path,
                 destination_pid=os.getpid(),
-                socket_addresses={on: s.address for on, s in self._socket_servers.items()},
-                grpc_addresses={on: s.address for on, s in self._grpc_servers.items()},
+                peers={on: _peer(destination) for on, destination in self._destinations.items()},
                 stream_address=f"127.0.0.1:{listener.getsockname()[1]}",
                 secret=secret,
             )
@@ -154,13 +145,16 @@ class _Bench:
     def send(self, transport: str, with_checksums: bool) -> float:
         """All pages, in random order, to random places; returns the seconds until the last one
         was counted (and verified)."""
-        arrivals = self._arrivals[with_checksums]
+        destination = self._destinations[with_checksums]
+        arrivals = destination.arrivals
+        if transport == PROCESS_GROUP:
+            destination.receive_from_group()
         blocks = [BlockId(block) for block in range(1, self._num_pages + 1)]
         destination_blocks = self._random.sample(blocks, len(blocks))
         transfer_id = TransferId(next(self._transfer_ids))
         source_blocks = self._random.sample(blocks, len(blocks))
         expectation = arrivals.expect(transfer_id, destination_blocks)
-        batch = _ACKNOWLEDGED_PAGES if transport == SHARED_MEMORY else len(blocks)
+        batch = _ACKNOWLEDGED_PAGES if transport in _ONE_SIDED else len(blocks)
         start_s = time.perf_counter()
         self._connection.send(
             Send(
@@ -175,7 +169,7 @@ class _Bench:
         for start in range(0, len(blocks), batch):
             indices = range(start, min(start + batch, len(blocks)))
             checksums = cast("list[int]", self._receive())
-            if transport == SHARED_MEMORY:
+            if transport in _ONE_SIDED:
                 arrivals.confirm(transfer_id, indices, checksums)
         if not expectation.wait(_TIMEOUT_S):
             raise ServerError(f"{transport}: the transfer failed: {expectation.failure}")
@@ -209,44 +203,19 @@ class _Bench:
         self._connection.close()
         self._process.join()
         self._stream.close()
-        for server in self._socket_servers.values():
-            server.close()
-        for server in self._grpc_servers.values():
-            server.close()
+        for destination in self._destinations.values():
+            destination.close()
         for pool in self._pools:
             pool.close()
 
 
-class _GrpcServer:
-    def __init__(self, arrivals: Arrivals, secret: bytes) -> None:
-        self._server = grpc.server(futures.ThreadPoolExecutor(2))
-        add_page_stream(self._server, arrivals, secret)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def close(self) -> None:
-        self._server.stop(None).wait()
-
-
-class _Pool:
-    """A pool of random bytes, all of it touched."""
-
-    def __init__(self, num_pages: int, seed: int) -> None:
-        self._memfd = os.memfd_create("pageray-bench-pool", os.MFD_CLOEXEC)
-        os.ftruncate(self._memfd, (num_pages + 1) * SMOLLM2_LAYOUT.page_bytes(0))
-        self.pages = MappedPages.open(SMOLLM2_LAYOUT, [self.path])
-        pages = self.pages.rank(0)
-        pages[0] = np.random.default_rng(seed).integers(0, 256, pages[0].shape, np.uint8)
-        for number in range(1, num_pages + 1):
-            np.add(pages[number - 1], number % 251, out=pages[number])
-
-    @property
-    def path(self) -> str:
-        return f"/proc/{os.getpid()}/fd/{self._memfd}"
-
-    def close(self) -> None:
-        self.pages.close()
-        os.close(self._memfd)
+def _peer(destination: Destination) -> Peer:
+    return Peer(
+        socket_address=destination.socket_address,
+        grpc_address=destination.grpc_address,
+        store_path=destination.store_path,
+        nixl=destination.nixl,
+    )
 
 
 def _start(target: Target) -> tuple[Connection, BaseProcess]:

@@ -1,5 +1,6 @@
 """The sending process of `transfer_bench.py`: holds a pool of pages and writes them when told."""
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -8,21 +9,37 @@ from multiprocessing.connection import Connection
 
 import grpc
 import numpy as np
+import torch
 
 from pageray.cluster.ids import BlockId, TransferId
 from pageray.cluster.page_layout import PoolLayout
+from pageray.router.bench.transfer_destination import join_group
 from pageray.workers.transfer.grpc_writer import GrpcStreamWriter
 from pageray.workers.transfer.malloc import keep_freed_memory
 from pageray.workers.transfer.mapped_pages import MappedPages
+from pageray.workers.transfer.nixl_pools import NixlEndpoint, NixlPools
+from pageray.workers.transfer.nixl_writer import NixlWriter
 from pageray.workers.transfer.outgoing import OutgoingPages
 from pageray.workers.transfer.page_write import plan_writes
 from pageray.workers.transfer.page_writer import PageWriter
+from pageray.workers.transfer.process_group_writer import PageGroupWriter
 from pageray.workers.transfer.shared_memory import SharedMemoryWriter
 from pageray.workers.transfer.socket_options import tune
 from pageray.workers.transfer.socket_writer import SocketWriter
+from pageray.workers.transfer.tensor_pages import OutgoingTensors, TensorPages
 
 CHUNK_BYTES = 1 << 20
 """Of the plain TCP stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Where the servers of a `Destination` listen."""
+
+    socket_address: str
+    grpc_address: str
+    store_path: str
+    nixl: NixlEndpoint | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +50,8 @@ class Target:
     source_path: str
     destination_path: str
     destination_pid: int
-    socket_addresses: dict[bool, str]
-    """Of the servers without and with checksums."""
-    grpc_addresses: dict[bool, str]
-    """Likewise."""
+    peers: dict[bool, Peer]
+    """Without and with checksums."""
     stream_address: str
     """Of a plain socket that reads and throws away."""
     secret: bytes
@@ -116,21 +131,26 @@ class _Source:
 
     def _open(self, transport: str, with_checksums: bool) -> PageWriter:
         target, outgoing = self._target, OutgoingPages(self._pages, self._target.layout)
+        peer, on = target.peers[with_checksums], with_checksums
         match transport:
             case "shared memory":
                 return SharedMemoryWriter(
-                    self._pages,
-                    self._theirs,
-                    target.destination_pid,
-                    with_checksums=with_checksums,
+                    self._pages, self._theirs, target.destination_pid, with_checksums=on
                 )
             case "sockets":
-                address = target.socket_addresses[with_checksums]
-                return SocketWriter(outgoing, address, target.secret, with_checksums=with_checksums)
+                return SocketWriter(outgoing, peer.socket_address, target.secret, with_checksums=on)
             case "gRPC stream":
-                channel = grpc.insecure_channel(target.grpc_addresses[with_checksums])
-                return GrpcStreamWriter(
-                    outgoing, channel, target.secret, with_checksums=with_checksums
+                channel = grpc.insecure_channel(peer.grpc_address)
+                return GrpcStreamWriter(outgoing, channel, target.secret, with_checksums=on)
+            case "process group":
+                tensors = TensorPages(target.layout, [torch.from_numpy(self._pages.rank(0))])
+                return PageGroupWriter(
+                    OutgoingTensors(tensors, target.layout),
+                    join_group(peer.store_path, 0),
+                    with_checksums=on,
                 )
+            case "NIXL" if peer.nixl is not None:
+                pools = NixlPools(self._pages, f"bench-source-{os.getpid()}-{on}")
+                return NixlWriter(pools, peer.nixl, with_checksums=on)
             case _:
                 raise ValueError(f"no transport {transport!r}.")

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pageray.cluster.sampling_params import SamplingParams
-    from pageray.router.builder import build_llm_deployment, build_openai_app
+    from pageray.router.builder import (
+        build_llm_deployment,
+        build_openai_app,
+        build_pd_openai_app,
+    )
     from pageray.router.llm import LLM
-    from pageray.router.llm_config import LLMConfig, LLMServingArgs
+    from pageray.router.llm_config import LLMConfig, LLMServingArgs, PDServingArgs
 
 # OpenMP threads that wait for each other should spin for microseconds, then sleep. A server's other
 # processes share the cores; when one of them takes a core, threads that keep spinning wait for a
@@ -27,19 +31,23 @@ __all__ = [
     "LLM",
     "LLMConfig",
     "LLMServingArgs",
+    "PDServingArgs",
     "SamplingParams",
     "__version__",
     "build_llm_deployment",
     "build_openai_app",
+    "build_pd_openai_app",
 ]
 
 _HOMES = {
     "LLM": "pageray.router.llm",
     "LLMConfig": "pageray.router.llm_config",
     "LLMServingArgs": "pageray.router.llm_config",
+    "PDServingArgs": "pageray.router.llm_config",
     "SamplingParams": "pageray.cluster.sampling_params",
     "build_llm_deployment": "pageray.router.builder",
     "build_openai_app": "pageray.router.builder",
+    "build_pd_openai_app": "pageray.router.builder",
 }
 
 

@@ -8,16 +8,20 @@ import yaml
 from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
-from pageray import build_openai_app
+from pageray import build_openai_app, build_pd_openai_app
 from pageray.router.builder import placement_bundles
 from pageray.router.config_file import packaged_configs
 from pageray.router.llm_config import parse_serving_args
 
 CONFIGS = packaged_configs()
+BUILDERS = {
+    "pageray:build_openai_app": build_openai_app,
+    "pageray:build_pd_openai_app": build_pd_openai_app,
+}
 
 
 def test_the_ones_that_the_documents_name_exist() -> None:
-    assert {"cpu", "cpu-tp2", "cpu-2x1", "gpu-tp2", "gpu-tp8"} <= set(CONFIGS)
+    assert {"cpu", "cpu-tp2", "cpu-2x1", "cpu-pd", "gpu-tp2", "gpu-tp8"} <= set(CONFIGS)
 
 
 @pytest.mark.parametrize("path", CONFIGS.values(), ids=CONFIGS.keys())
@@ -25,10 +29,8 @@ def test_it_deploys(path: Path) -> None:
     content: dict[str, Any] = yaml.safe_load(path.read_text())
     schema = ServeDeploySchema.model_validate(content)
     for application in schema.applications:
-        assert application.import_path == "pageray:build_openai_app"
-        assert isinstance(
-            build_openai_app(cast("dict[str, object]", application.args)), Application
-        )
+        build = BUILDERS[application.import_path]
+        assert isinstance(build(cast("dict[str, object]", application.args)), Application)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ def test_report_has_every_transport_beside_its_reference(
         ("shared memory", True),
         ("sockets", False),
         ("sockets", True),
+        ("gRPC stream", False),
         ("gRPC stream", True),
+        ("process group", True),
     }
     assert report["page_bytes"] == 368_640
     assert report["num_pages"] == 22

@@ -1,7 +1,7 @@
 """What two engines say to each other about pages: MessagePack over gRPC, both ways.
 
-The destination asks for a push and gets a stream: `PushBegin`, a `PushedPart` per batch of
-writes, `PushEnd`. If it gives up, it asks to cancel until it hears that nothing is in flight.
+The destination asks for a push and gets a stream: a `PushedPart` per batch of writes, then
+`PushEnd`. If it gives up, it asks to cancel until it hears that nothing is in flight.
 """
 
 from typing import Literal
@@ -31,34 +31,28 @@ class PushRequest(msgspec.Struct, frozen=True, kw_only=True):
     pool_paths: tuple[str, ...] = ()
     """By rank, for shared memory."""
     compute: GenerateRequest | None = None
-    """Compute the chain as the prompt of this request, and push blocks as they are done."""
-
-
-class PushBegin(msgspec.Struct, frozen=True, tag="begin"):
-    """The holder has pinned this many blocks from `first` on; 0: it has none of them.
-
-    With `compute` it is the number of blocks that will be there when all goes well.
-    """
-
-    num_blocks: int
+    """Compute the chain as this request's tokens, and push blocks as they are done."""
+    num_layer_groups: int = 1
+    """Each block comes in so many writes, a group of layers each; see `layer_groups`."""
 
 
 class PushedPart(msgspec.Struct, frozen=True, tag="part"):
-    """Writes `start .. start + num_writes` are done. Without a receiver at the destination these
-    are the checksums to verify them with; otherwise empty."""
+    """These writes are done. Without a receiver at the destination `checksums` are to verify them
+    with, by position; otherwise empty."""
 
-    start: int
-    num_writes: int
+    indices: tuple[int, ...]
     checksums: tuple[int, ...] = ()
 
 
 class PushEnd(msgspec.Struct, frozen=True, tag="end"):
-    """Nothing of the transfer is in flight any more. `failure` says why it is not complete."""
+    """Nothing of the transfer is in flight any more; `num_blocks` blocks from `first` on are
+    written whole. `failure` says why they are of no use."""
 
+    num_blocks: int = 0
     failure: str | None = None
 
 
-PushMessage = PushBegin | PushedPart | PushEnd
+PushMessage = PushedPart | PushEnd
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from pageray.cluster.block_keys import BlockContent
 from pageray.cluster.coordinator.messages import Endpoint, EngineInfo, Role
 from pageray.cluster.errors import ConfigError
+from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import EngineId, Epoch
 from pageray.workers.engine import Engine
 from pageray.workers.page_service.control import add_control, create_server
@@ -17,6 +18,7 @@ from pageray.workers.page_service.host import host_id
 from pageray.workers.page_service.messages import PushRequest, TransportName
 from pageray.workers.page_service.page_server import PageServer
 from pageray.workers.page_service.peers import Peers
+from pageray.workers.page_service.prefill_job import PrefillRunner
 from pageray.workers.page_service.puller import PullCancel, Puller, PullOutcome
 from pageray.workers.page_service.settler import Settler
 from pageray.workers.page_service.writer_cache import WriterCache
@@ -46,8 +48,10 @@ class PageAgent:
         secret: bytes,
         host: str = "127.0.0.1",
         role: Role = "both",
+        prefills: PrefillRunner | None = None,
     ) -> None:
-        """`secret` is the application's; `host` the address to listen on.
+        """`secret` is the application's; `host` the address to listen on. With `prefills` the
+        engine computes prompts for others.
 
         Raises `ConfigError` for an engine whose pages this process cannot map.
         """
@@ -77,7 +81,7 @@ class PageAgent:
                 pid=os.getpid(),
             ),
         )
-        page_server = PageServer(self.info, engine.pages, self._writers)
+        page_server = PageServer(self.info, engine.pages, self._writers, prefills)
         add_control(self._server, page_server.push, page_server.cancel)
         add_page_stream(self._server, self._arrivals, secret)
         self._server.start()
@@ -104,6 +108,7 @@ class PageAgent:
         timeout_s: float,
         cancel: PullCancel | None = None,
         transport: TransportName | None = None,
+        compute: GenerateRequest | None = None,
     ) -> PullOutcome:
         """See `Puller.pull`. Blocks; call it in a thread.
 
@@ -115,6 +120,7 @@ class PageAgent:
             transport=transport or self._usual_transport(source),
             timeout_s=timeout_s,
             cancel=cancel or PullCancel(),
+            compute=compute,
         )
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -11,8 +11,6 @@ from pageray.cluster.errors import PageRayError
 from pageray.workers.engine_pages import EnginePages
 from pageray.workers.page_service.messages import (
     CancelReply,
-    PushBegin,
-    PushedPart,
     PushEnd,
     PushMessage,
     PushRequest,
@@ -20,24 +18,33 @@ from pageray.workers.page_service.messages import (
     decode_push_request,
     encode,
 )
+from pageray.workers.page_service.prefill_job import PrefillRunner
+from pageray.workers.page_service.push import Push, SendWrites
 from pageray.workers.page_service.writer_cache import WriterCache
 from pageray.workers.transfer.departures import Departure, Departures
-from pageray.workers.transfer.page_write import PageWrite, plan_writes
+from pageray.workers.transfer.page_write import PageWrite
+from pageray.workers.transfer.page_writer import TransferError
 
 logger = logging.getLogger(__name__)
 
-BATCH_BLOCKS = 16
-"""Blocks written between two messages to the destination."""
 CANCEL_WAIT_S = 0.5
 
 
 class PageServer:
     """Handlers of the control service; each call runs in a thread of the gRPC server."""
 
-    def __init__(self, info: EngineInfo, pages: EnginePages, writers: WriterCache) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        pages: EnginePages,
+        writers: WriterCache,
+        prefills: PrefillRunner | None = None,
+    ) -> None:
+        """`prefills` None: only what is here already is pushed."""
         self._info = info
         self._pages = pages
         self._writers = writers
+        self._prefills = prefills
         self._departures = Departures()
 
     def push(self, data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -45,16 +52,16 @@ class PageServer:
         try:
             request = decode_push_request(data)
         except msgspec.DecodeError as error:
-            yield encode(PushEnd(f"the request is none: {error}"))
+            yield encode(PushEnd(failure=f"the request is none: {error}"))
             return
         try:
             for message in self._push(request, context.is_active):
                 yield encode(message)
         except PageRayError as error:
-            yield encode(PushEnd(str(error)))
+            yield encode(PushEnd(failure=str(error)))
         except Exception as error:  # process boundary: the peer is told, the log has the traceback
             logger.exception("push %d to %s failed", request.transfer_id, request.destination)
-            yield encode(PushEnd(f"{type(error).__name__}: {error}"))
+            yield encode(PushEnd(failure=f"{type(error).__name__}: {error}"))
 
     def cancel(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         """Stop a push for good; see `CancelReply`."""
@@ -68,38 +75,34 @@ class PageServer:
     def _push(self, request: PushRequest, is_wanted: Callable[[], bool]) -> Iterator[PushMessage]:
         refusal = self._refusal(request)
         if refusal is not None:
-            yield PushEnd(refusal)
+            yield PushEnd(failure=refusal)
             return
-        export = self._pages.open_export(request.contents, request.first)
-        if export is None:
-            yield PushBegin(0)
-            yield PushEnd()
-            return
-        try:
-            blocks = export.block_ids[: len(request.destination_blocks)]
-            yield PushBegin(len(blocks))
-            writes = plan_writes(blocks, request.destination_blocks[: len(blocks)])
-            for start in range(0, len(writes), BATCH_BLOCKS):
-                batch = writes[start : start + BATCH_BLOCKS]
-                yield PushedPart(start, len(batch), self._write(request, batch, is_wanted))
-            yield PushEnd()
-        finally:
-            self._pages.close_export(export.export_id)
+        push = Push(request, self._pages, self._sender(request, is_wanted))
+        if request.compute is None:
+            yield from push.what_is_here()
+        elif self._prefills is None:
+            raise TransferError(f"{self._info.engine_id} computes nothing for others.")
+        else:
+            yield from push.while_computing(
+                self._prefills.start_prefill(request.compute), is_wanted
+            )
 
-    def _write(
-        self, request: PushRequest, batch: list[PageWrite], is_wanted: Callable[[], bool]
-    ) -> tuple[int, ...]:
+    def _sender(self, request: PushRequest, is_wanted: Callable[[], bool]) -> SendWrites:
         destination = request.destination
         departure: Departure = (destination.engine_id, destination.epoch, request.transfer_id)
-        with (
-            self._departures.writing(departure) as is_cancelled,
-            self._writers.borrow(request) as writer,
-        ):
-            checksums = writer.write(
-                request.transfer_id, batch, lambda: is_cancelled() or not is_wanted()
-            )
-        # A receiver at the destination has compared them itself.
-        return tuple(checksums) if request.transport == "shared_memory" else ()
+
+        def send(batch: list[PageWrite]) -> tuple[int, ...]:
+            with (
+                self._departures.writing(departure) as is_cancelled,
+                self._writers.borrow(request) as writer,
+            ):
+                checksums = writer.write(
+                    request.transfer_id, batch, lambda: is_cancelled() or not is_wanted()
+                )
+            # A receiver at the destination has compared them itself.
+            return tuple(checksums) if request.transport == "shared_memory" else ()
+
+        return send
 
     def _refusal(self, request: PushRequest) -> str | None:
         ours, theirs = self._info, request.destination

@@ -7,14 +7,18 @@ tokens are computed as if nothing had happened.
 
 import asyncio
 import logging
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+import msgspec
+
 from pageray.cluster.block_keys import BlockContent
 from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
-from pageray.cluster.coordinator.messages import EngineInfo, Holder
+from pageray.cluster.coordinator.messages import EngineInfo, EngineView, Holder, Location
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import BlockKey, EngineId
+from pageray.cluster.placement import PlacementRequest, choose
 from pageray.cluster.pull_cost import pull_s, pull_timeout_s, recompute_s
 from pageray.cluster.pull_counters import PullCounters
 from pageray.workers.engine_pages import EnginePages
@@ -28,6 +32,8 @@ MIN_BLOCKS = 2
 """Fewer missing blocks are computed in less time than it takes to ask."""
 LOOKUP_TIMEOUT_S = 0.25
 MAX_PULLS = 8
+_COMPUTE_PATIENCE = 4.0
+"""A prefill engine may take so many times what its queue and rate promise."""
 
 
 class HolderIndex(Protocol):
@@ -38,6 +44,8 @@ class HolderIndex(Protocol):
     ) -> Holder | None: ...
 
     async def end_lease(self, lease_id: int) -> None: ...
+
+    async def locate(self, root_key: BlockKey, keys: tuple[BlockKey, ...]) -> Location: ...
 
 
 class Prefetcher:
@@ -95,20 +103,60 @@ class Prefetcher:
         if request.pull_from is not None:
             # Whoever named it knows that it computed these very tokens.
             await self._pull(contents, request.pull_from, len(contents) - num_local)
-            return
-        holder = await self._find(contents, num_local) if can_ask else None
+        elif can_ask:
+            await self._pull_from_holder(contents, num_local, prefill_tokens_per_s)
+        if self._agent.info.role == "decode" and can_ask:
+            await self._let_compute(request, contents)
+
+    async def _pull_from_holder(
+        self, contents: list[BlockContent], num_local: int, prefill_tokens_per_s: float
+    ) -> None:
+        holder = await self._find(contents, num_local)
         if holder is None:
             return
         num_blocks = min(holder.num_matched_blocks, len(contents)) - num_local
         num_tokens = num_blocks * self._agent.info.block_size
-        num_bytes = num_blocks * self._agent.block_bytes
-        expected_s = pull_s(num_bytes, self._rate.per_s)
+        expected_s = pull_s(num_blocks * self._agent.block_bytes, self._rate.per_s)
         try:
             if expected_s < recompute_s(num_tokens, prefill_tokens_per_s):
                 usable = contents[: holder.num_matched_blocks]
                 await self._pull(usable, holder.info, num_blocks)
         finally:
             await self._end_lease(holder.lease_id)
+
+    async def _let_compute(self, request: GenerateRequest, contents: list[BlockContent]) -> None:
+        """Have a prefill engine compute what is still missing. If none can, it is done here."""
+        num_missing = len(contents) - self._pages.num_local_blocks(contents)
+        if num_missing < MIN_BLOCKS:
+            return
+        views = await self._prefill_engines(contents)
+        if not views:
+            return
+        now = PlacementRequest(
+            num_prompt_tokens=len(request.known_token_ids), tie_break=random.getrandbits(16)
+        )
+        chosen = choose(views, now).ranking[0].engine_id
+        view = next(view for view in views if view.info.engine_id == chosen)
+        num_tokens = view.load.num_queued_tokens + len(request.known_token_ids)
+        expected_s = recompute_s(num_tokens, view.load.prefill_tokens_per_s)
+        await self._pull(
+            contents,
+            view.info,
+            num_missing,
+            compute=msgspec.structs.replace(request, pull_from=None),
+            extra_s=_COMPUTE_PATIENCE * expected_s,
+        )
+
+    async def _prefill_engines(self, contents: list[BlockContent]) -> tuple[EngineView, ...]:
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                location = await self._index.locate(
+                    self._agent.info.root_key, tuple(content.key for content in contents)
+                )
+        except (CoordinatorUnavailableError, TimeoutError) as error:
+            logger.info("no prefill engine is asked: %s", error)
+            return ()
+        return tuple(view for view in location.engines if view.info.role == "prefill")
 
     async def _find(self, contents: list[BlockContent], num_local: int) -> Holder | None:
         self.counters.num_lookups += 1
@@ -134,14 +182,22 @@ class Prefetcher:
             return
 
     async def _pull(
-        self, contents: list[BlockContent], source: EngineInfo, num_predicted: int
+        self,
+        contents: list[BlockContent],
+        source: EngineInfo,
+        num_predicted: int,
+        *,
+        compute: GenerateRequest | None = None,
+        extra_s: float = 0.0,
     ) -> None:
         cancel = PullCancel()
         num_bytes = num_predicted * self._agent.block_bytes
-        timeout_s = pull_timeout_s(pull_s(num_bytes, self._rate.per_s))
+        timeout_s = extra_s + pull_timeout_s(pull_s(num_bytes, self._rate.per_s))
 
         def work() -> PullOutcome:
-            return self._agent.pull(contents, source, timeout_s=timeout_s, cancel=cancel)
+            return self._agent.pull(
+                contents, source, timeout_s=timeout_s, cancel=cancel, compute=compute
+            )
 
         self.counters.num_pulls += 1
         self.counters.num_predicted_blocks += num_predicted
@@ -151,11 +207,11 @@ class Prefetcher:
             # No harm when it has ended; when this task is cancelled the thread must not go on.
             cancel.set()
         self._count(outcome)
+        if compute is None and outcome.num_blocks:
+            self._rate.observe(outcome.num_bytes, outcome.seconds)
 
     def _count(self, outcome: PullOutcome) -> None:
         self.counters.num_delivered_blocks += outcome.num_blocks
         self.counters.num_bytes += outcome.num_bytes
         self.counters.seconds += outcome.seconds
         self.counters.num_failed_pulls += outcome.failure is not None
-        if outcome.num_blocks:
-            self._rate.observe(outcome.num_bytes, outcome.seconds)

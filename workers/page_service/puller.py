@@ -19,8 +19,8 @@ from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import TransferId
 from pageray.workers.engine_pages import EnginePages
+from pageray.workers.page_service.layer_groups import layer_groups
 from pageray.workers.page_service.messages import (
-    PushBegin,
     PushedPart,
     PushEnd,
     PushRequest,
@@ -35,6 +35,10 @@ from pageray.workers.transfer.landing import UnexpectedWriteError
 from pageray.workers.transfer.page_writer import TransferError
 
 logger = logging.getLogger(__name__)
+
+COMPUTE_LAYER_GROUPS = 3
+"""Pages of a prompt that is being computed come in so many groups of layers, each on its way
+while the next is computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,12 @@ class Puller:
         failure: str | None = None
         num_arrived = 0
         try:
-            expectation = self._arrivals.expect(transfer_id, begun.block_ids)
+            num_groups = COMPUTE_LAYER_GROUPS if compute is not None else 1
+            expectation = self._arrivals.expect(
+                transfer_id,
+                begun.block_ids,
+                layer_groups(self._info.layout.num_layers, num_groups),
+            )
             request = PushRequest(
                 transfer_id=transfer_id,
                 source=source.engine_id,
@@ -122,6 +131,7 @@ class Puller:
                 destination_blocks=tuple(begun.block_ids),
                 pool_paths=self._shared_paths(transport),
                 compute=compute,
+                num_layer_groups=num_groups,
             )
             num_arrived = self._receive(source, request, expectation, timeout_s, cancel)
         except (grpc.RpcError, TransferError, UnexpectedWriteError) as error:
@@ -162,32 +172,23 @@ class Puller:
         """Follow the push to its end: how many leading blocks are here, verified."""
         stream = self._peers.push(source, encode(request), timeout_s)
         cancel.watch(stream.cancel)
-        num_announced = 0
         for data in stream:
             match decode_push_message(data):
-                case PushBegin(num_blocks):
-                    num_announced = num_blocks
-                case PushedPart(start, num_writes, checksums):
+                case PushedPart(indices, checksums):
                     if request.transport == "shared_memory":
-                        self._confirm(request, range(start, start + num_writes), checksums)
-                case PushEnd(reason):
+                        self._confirm(request, indices, checksums)
+                case PushEnd(num_blocks, reason):
                     if reason is not None:
                         raise TransferError(reason)
-                    return self._checked_count(expectation, num_announced)
+                    _check_count(expectation, num_blocks * request.num_layer_groups)
+                    return num_blocks
         raise TransferError("The push ended without a word.")
 
-    def _confirm(self, request: PushRequest, indices: range, checksums: tuple[int, ...]) -> None:
+    def _confirm(
+        self, request: PushRequest, indices: tuple[int, ...], checksums: tuple[int, ...]
+    ) -> None:
         if not self._arrivals.confirm(request.transfer_id, indices, checksums):
             raise TransferError("The bytes that came are not those that were sent.")
-
-    def _checked_count(self, expectation: Expectation, num_announced: int) -> int:
-        if expectation.failure is not None:
-            raise TransferError(expectation.failure)
-        if expectation.num_counted != num_announced:
-            raise TransferError(
-                f"{expectation.num_counted} blocks arrived of {num_announced} announced."
-            )
-        return num_announced
 
     def _shared_paths(self, transport: TransportName) -> tuple[str, ...]:
         if transport != "shared_memory":
@@ -198,6 +199,15 @@ class Puller:
     def _block_bytes(self) -> int:
         layout = self._info.layout
         return sum(layout.page_bytes(rank) for rank in range(len(layout.shards)))
+
+
+def _check_count(expectation: Expectation, num_announced: int) -> None:
+    if expectation.failure is not None:
+        raise TransferError(expectation.failure)
+    if expectation.num_counted != num_announced:
+        raise TransferError(
+            f"{expectation.num_counted} writes arrived of {num_announced} announced."
+        )
 
 
 def _reason(error: Exception) -> str:

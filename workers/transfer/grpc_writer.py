@@ -22,10 +22,12 @@ from pageray.workers.transfer.page_writer import (
 MESSAGE_BYTES = FRAME_BYTES + (64 << 10)
 """So that a frame with its header is one message, unless a single page is larger."""
 DEFAULT_TIMEOUT_S = 60.0
+_GLANCE_S = 0.2
+"""While the peer takes nothing, the source asks this often whether to stop."""
 
 
 class _Call(Protocol):
-    def result(self) -> bytes: ...
+    def result(self, timeout: float) -> bytes: ...
     def cancel(self) -> bool: ...
 
 
@@ -65,7 +67,7 @@ class GrpcStreamWriter:
             metadata=((SECRET_KEY, self._secret),),
         )
         try:
-            status, replied_id = parse_reply(call.result())
+            status, replied_id = parse_reply(_result(call, should_stop, transfer_id))
         except (grpc.RpcError, grpc.FutureCancelledError, FrameError) as error:
             check_stop(sending.has_stopped, transfer_id)
             raise TransferError(f"transfer {transfer_id} over gRPC: {error}") from error
@@ -115,6 +117,15 @@ class _Sending:
                 return []
             self.checksums += frame.checksums
             return list(_cut(frame))
+
+
+def _result(call: _Call, should_stop: ShouldStop, transfer_id: TransferId) -> bytes:
+    """The call's deadline ends it; asks now and then whether to stop before."""
+    while True:
+        try:
+            return call.result(_GLANCE_S)
+        except grpc.FutureTimeoutError:
+            check_stop(should_stop, transfer_id)
 
 
 def _cut(frame: OutgoingFrame) -> Iterator[bytes]:

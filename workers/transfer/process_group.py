@@ -56,10 +56,17 @@ class PointToPoint:
         except RuntimeError as error:
             raise TransferError(f"the peer did not join the page group: {error}") from error
 
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        """Send each contiguous tensor as one message. Raises `TransferError`."""
+    def post(self, tensors: Sequence[Tensor]) -> list[Work]:
+        """Begin to send each contiguous tensor as one message; they must stay as they are until
+        `finish`. Raises `TransferError`."""
         try:
-            works = [self._backend.send([tensor], self._peer, _TAG) for tensor in tensors]
+            return [self._backend.send([tensor], self._peer, _TAG) for tensor in tensors]
+        except RuntimeError as error:
+            raise TransferError(f"sending pages: {error}") from error
+
+    def finish(self, works: Sequence[Work]) -> None:
+        """Wait until what was posted has been sent. Raises `TransferError`."""
+        try:
             self._wait(works)
         except RuntimeError as error:
             raise TransferError(f"sending pages: {error}") from error
@@ -73,8 +80,11 @@ class PointToPoint:
             raise TransferError(f"receiving pages: {error}") from error
 
     def send_bytes(self, data: bytes) -> None:
-        array = np.frombuffer(bytearray(data), np.uint8)
-        self.send([torch.from_numpy(array).to(self.device)])
+        self.finish(self.post([self.message(data)]))
+
+    def message(self, data: bytes) -> Tensor:
+        """`data` as a tensor to post."""
+        return torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)).to(self.device)
 
     def receive_bytes(self, num_bytes: int) -> bytes:
         tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)

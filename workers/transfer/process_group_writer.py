@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+from torch.distributed import Work  # pyright: ignore[reportPrivateImportUsage]
+
 from pageray.cluster.ids import TransferId
 from pageray.workers.transfer.checksum import checksum_of
 from pageray.workers.transfer.frame_batches import cut_into_frames, header_of
@@ -35,11 +38,19 @@ class PageGroupWriter:
         self._outgoing.check(writes)
         checksums: list[int] = []
         batches = cut_into_frames(self._outgoing.destination, writes)
+        in_flight: list[Work] = []
         for number, batch in enumerate(batches, start=1):
             if should_stop():
+                self._group.finish(in_flight)
                 self._group.send_bytes(bytes(NOTICE_BYTES))
                 raise TransferStoppedError(f"transfer {transfer_id} was stopped.")
-            checksums += self._send_frame(transfer_id, batch, number == len(batches))
+            messages, batch_checksums = self._frame(transfer_id, batch, number == len(batches))
+            posted = self._group.post(messages)
+            # One frame ahead: the next one is prepared while this one is on its way.
+            self._group.finish(in_flight)
+            in_flight = posted
+            checksums += batch_checksums
+        self._group.finish(in_flight)
         if writes:
             self._read_reply(transfer_id)
         return checksums
@@ -47,9 +58,10 @@ class PageGroupWriter:
     def close(self) -> None:
         self._group.close()
 
-    def _send_frame(
+    def _frame(
         self, transfer_id: TransferId, batch: Sequence[PageWrite], is_last: bool
-    ) -> list[int]:
+    ) -> tuple[list[Tensor], list[int]]:
+        """The messages of one frame, and the checksums of its writes."""
         parts = [self._outgoing.parts(write) for write in batch]
         checksums = (
             [checksum_of(as_arrays(part)) for part in parts] if self._with_checksums else None
@@ -57,9 +69,8 @@ class PageGroupWriter:
         notice = header_of(
             self._outgoing.destination, transfer_id, batch, checksums, wants_reply=is_last
         )
-        self._group.send_bytes(notice.ljust(NOTICE_BYTES, b"\0"))
-        self._group.send([tensor for part in parts for tensor in part])
-        return checksums or []
+        payload = [tensor for part in parts for tensor in part]
+        return [self._group.message(notice.ljust(NOTICE_BYTES, b"\0")), *payload], checksums or []
 
     def _read_reply(self, transfer_id: TransferId) -> None:
         try:

@@ -1,10 +1,13 @@
 """Source end of pages over TCP: scatter/gather straight from the page slots."""
 
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from pageray.cluster.ids import TransferId
-from pageray.workers.transfer.frame_batches import OutgoingFrame, frames_of
+from pageray.workers.transfer.frame_batches import frames_of
 from pageray.workers.transfer.frames import REPLY_BYTES, FrameError, Status, parse_reply
 from pageray.workers.transfer.handshake import HandshakeError, introduce
 from pageray.workers.transfer.outgoing import OutgoingPages
@@ -14,6 +17,10 @@ from pageray.workers.transfer.socket_options import tune
 
 DEFAULT_TIMEOUT_S = 30.0
 _MAX_BUFFERS = 512
+_GLANCE_S = 0.2
+"""While the peer takes nothing, the source asks this often whether to stop."""
+
+T = TypeVar("T")
 
 
 class SocketWriter:
@@ -65,13 +72,18 @@ class SocketWriter:
     ) -> list[int]:
         check_stop(should_stop, transfer_id)
         connection = self._connect()
+        patience = _Patience(self._timeout_s, should_stop, transfer_id)
         checksums: list[int] = []
         frames = frames_of(self._outgoing, transfer_id, writes, with_checksums=self._with_checksums)
         for frame in frames:
             check_stop(should_stop, transfer_id)
-            _send_frame(connection, frame)
+            buffers = [memoryview(frame.header), *(part.data for part in frame.payload)]
+            buffers.reverse()
+            while buffers:
+                num_sent = patience.during(partial(_send_some, connection, buffers))
+                _drop_sent(buffers, num_sent)
             checksums += frame.checksums
-        status, replied_id = parse_reply(_receive_reply(connection))
+        status, replied_id = parse_reply(_receive_reply(connection, patience))
         if replied_id != transfer_id or status is not Status.COUNTED:
             raise TransferError(
                 f"transfer {transfer_id}: {self._address} answered {status.name} for {replied_id}."
@@ -84,27 +96,48 @@ class SocketWriter:
             self._connection = socket.create_connection((host, int(port)), self._timeout_s)
             introduce(self._connection, self._secret, self._timeout_s)
             tune(self._connection)
-            self._connection.settimeout(self._timeout_s)
+            self._connection.settimeout(_GLANCE_S)
         return self._connection
 
 
-def _send_frame(connection: socket.socket, frame: OutgoingFrame) -> None:
-    buffers = [memoryview(frame.header), *(part.data for part in frame.payload)]
-    buffers.reverse()
-    while buffers:
-        num_sent = connection.sendmsg(buffers[: -_MAX_BUFFERS - 1 : -1])
-        while num_sent:
-            first = buffers.pop()
-            if num_sent < first.nbytes:
-                buffers.append(first[num_sent:])
-                break
-            num_sent -= first.nbytes
+class _Patience:
+    """Waits for a slow peer, but not for ever and not longer than the transfer is wanted."""
+
+    def __init__(self, timeout_s: float, should_stop: ShouldStop, transfer_id: TransferId) -> None:
+        self._timeout_s = timeout_s
+        self._should_stop = should_stop
+        self._transfer_id = transfer_id
+
+    def during(self, operation: Callable[[], T]) -> T:
+        """The result of `operation`, which raises TimeoutError each time the peer did nothing."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return operation()
+            except TimeoutError:
+                check_stop(self._should_stop, self._transfer_id)
+                if time.monotonic() > deadline_s:
+                    raise
 
 
-def _receive_reply(connection: socket.socket) -> bytes:
+def _send_some(connection: socket.socket, buffers: Sequence[memoryview]) -> int:
+    """The first of `buffers` stands at the end."""
+    return connection.sendmsg(buffers[: -_MAX_BUFFERS - 1 : -1])
+
+
+def _drop_sent(buffers: list[memoryview], num_bytes: int) -> None:
+    while num_bytes:
+        first = buffers.pop()
+        if num_bytes < first.nbytes:
+            buffers.append(first[num_bytes:])
+            return
+        num_bytes -= first.nbytes
+
+
+def _receive_reply(connection: socket.socket, patience: _Patience) -> bytes:
     data = b""
     while len(data) < REPLY_BYTES:
-        more = connection.recv(REPLY_BYTES - len(data))
+        more = patience.during(partial(connection.recv, REPLY_BYTES - len(data)))
         if not more:
             raise ConnectionError("the destination hung up")
         data += more

@@ -7,8 +7,8 @@ block that had been given to somebody else fails the step that reads it.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -50,8 +50,7 @@ class FaultyWriter:
             if fault < 0.2 and number == len(order) // 2:
                 raise TransferError("cut in the middle")
             for _ in range(1 + (fault > 0.8)):
-                answer = self._inner.write(transfer_id, [writes[position]], never)
-            checksums[position] = answer[0]
+                checksums[position] = self._inner.write(transfer_id, [writes[position]], never)[0]
         if 0.2 < fault < 0.3:
             checksums[order[0]] ^= 1
         return [checksums[position] for position in range(len(writes))]
@@ -110,7 +109,7 @@ class Runner:
 
 
 @contextmanager
-def agents_of(engines: Sequence[Engine]) -> Iterator[list[PageAgent]]:
+def agents_of(engines: Sequence[Engine]) -> Generator[list[PageAgent]]:
     agents: list[PageAgent] = [
         FaultyAgent(engine, engine_id=EngineId(f"e{i}"), epoch=Epoch(1), secret=SECRET)
         for i, engine in enumerate(engines)
@@ -171,7 +170,7 @@ def test_hundreds_of_broken_pulls_harm_nobody(transport: TransportName) -> None:
             return outcome
 
         with ThreadPoolExecutor(6) as executor:
-            futures = []
+            futures: list[Future[PullOutcome]] = []
             for number, prompt in enumerate(prompts(rng, 300)):
                 request = GenerateRequest(
                     request_id=RequestId(str(number)),

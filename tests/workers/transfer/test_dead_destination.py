@@ -1,18 +1,27 @@
 """A source whose destination dies gets a `TransferError`, soon."""
 
+import itertools
 import os
 import signal
+import socket
+import threading
 from concurrent import futures
 
 import grpc
 import pytest
 
 from pageray.cluster.ids import TransferId
+from pageray.workers.transfer.arrivals import Arrivals
 from pageray.workers.transfer.grpc_stream import add_page_stream
 from pageray.workers.transfer.grpc_writer import GrpcStreamWriter
+from pageray.workers.transfer.handshake import welcome
 from pageray.workers.transfer.mapped_pages import MappedPages
 from pageray.workers.transfer.outgoing import OutgoingPages
-from pageray.workers.transfer.page_writer import TransferError
+from pageray.workers.transfer.page_writer import (
+    ShouldStop,
+    TransferError,
+    TransferStoppedError,
+)
 from pageray.workers.transfer.shared_memory import SharedMemoryWriter
 from pageray.workers.transfer.socket_writer import SocketWriter
 from transfer_jobs import (
@@ -73,17 +82,49 @@ def test_grpc_server_that_is_gone() -> None:
     ours.close()
 
 
-def test_destination_that_takes_nothing_is_given_up_on() -> None:
-    """A gRPC handler that never gets a turn: the deadline ends the write."""
-    ours, destination = SharedPools(layout_of(1)), Destination("none", layout_of(1))
-    server = grpc.server(futures.ThreadPoolExecutor(1), maximum_concurrent_rpcs=None)
-    add_page_stream(server, destination.arrivals, SECRET)
-    port = server.add_insecure_port("127.0.0.1:0")
+def test_grpc_server_that_takes_nothing() -> None:
+    ours, theirs = SharedPools(layout_of(1)), SharedPools(layout_of(1))
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    add_page_stream(server, Arrivals(theirs.pages), SECRET)
     # Not started: connections are accepted by the kernel only.
+    port = server.add_insecure_port("127.0.0.1:0")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        outgoing = OutgoingPages(ours.pages, destination.pages.layout)
-        writer = GrpcStreamWriter(outgoing, channel, SECRET, timeout_s=0.2)
-        with pytest.raises(TransferError):
-            writer.write(ID, WRITES)
-    destination.close()
+        outgoing = OutgoingPages(ours.pages, theirs.layout)
+        with pytest.raises(TransferError, match="over gRPC"):
+            GrpcStreamWriter(outgoing, channel, SECRET, timeout_s=0.3).write(ID, WRITES)
+        with pytest.raises(TransferStoppedError):
+            GrpcStreamWriter(outgoing, channel, SECRET).write(ID, WRITES, stop_at_third_look())
     ours.close()
+    theirs.close()
+
+
+def test_socket_server_that_takes_nothing() -> None:
+    layout = layout_of(1, block_size=65_536)  # more than the kernel's buffers hold
+    ours, destination = SharedPools(layout), SharedPools(layout, num_blocks=2)
+    outgoing = OutgoingPages(ours.pages, destination.layout)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        accepted: list[socket.socket] = []
+
+        def greet() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                accepted.append(connection)
+                welcome(connection, SECRET, 10.0)
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        with pytest.raises(TransferError, match="timed out"):
+            SocketWriter(outgoing, address, SECRET, timeout_s=0.3).write(ID, WRITES)
+        with pytest.raises(TransferStoppedError):
+            SocketWriter(outgoing, address, SECRET).write(ID, WRITES, stop_at_third_look())
+        greeter.join(10)
+        for connection in accepted:
+            connection.close()
+    ours.close()
+    destination.close()
+
+
+def stop_at_third_look() -> ShouldStop:
+    looks = itertools.count(1)
+    return lambda: next(looks) >= 3
