@@ -106,7 +106,12 @@ _epochs = itertools.count(1)
 
 
 def start_member(
-    coordinator: LocalCoordinator, name: str, *, role: Role = "both", num_blocks: int = 200
+    coordinator: LocalCoordinator,
+    name: str,
+    *,
+    role: Role = "both",
+    num_blocks: int = 200,
+    memory_id: str | None = None,
 ) -> Member:
     engine = fake_engine(num_blocks)
     runner = AsyncEngine(engine)
@@ -117,6 +122,7 @@ def start_member(
         secret=SECRET,
         role=role,
         prefills=None if role == "decode" else runner,
+        memory_id=memory_id,
     )
     prefetcher = Prefetcher(engine.pages, agent, coordinator)
 
@@ -137,9 +143,13 @@ def stop_member(member: Member) -> None:
 
 @asynccontextmanager
 async def cluster_of(
-    coordinator: LocalCoordinator, roles: dict[str, Role]
+    coordinator: LocalCoordinator, roles: dict[str, Role], *, is_one_host: bool = True
 ) -> AsyncGenerator[dict[str, Member]]:
-    members = {name: start_member(coordinator, name, role=role) for name, role in roles.items()}
+    """Without `is_one_host` pages go through sockets, as between machines."""
+    members = {
+        name: start_member(coordinator, name, role=role, memory_id=None if is_one_host else name)
+        for name, role in roles.items()
+    }
     try:
         await until(lambda: len(coordinator.inner.engines) == len(members))
         yield members

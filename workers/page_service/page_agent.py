@@ -49,9 +49,11 @@ class PageAgent:
         host: str = "127.0.0.1",
         role: Role = "both",
         prefills: PrefillRunner | None = None,
+        memory_id: str | None = None,
     ) -> None:
         """`secret` is the application's; `host` the address to listen on. With `prefills` the
-        engine computes prompts for others.
+        engine computes prompts for others. Engines with equal `memory_id` write into each other's
+        memory; None: those of one host do.
 
         Raises `ConfigError` for an engine whose pages this process cannot map.
         """
@@ -77,7 +79,7 @@ class PageAgent:
             endpoint=Endpoint(
                 control_address=f"{host}:{port}",
                 data_address=self._sockets.address,
-                host_id=host_id(),
+                host_id=memory_id or host_id(),
                 pid=os.getpid(),
             ),
         )

@@ -114,12 +114,10 @@ class Puller:
         failure: str | None = None
         num_arrived = 0
         try:
-            num_groups = COMPUTE_LAYER_GROUPS if compute is not None else 1
-            expectation = self._arrivals.expect(
-                transfer_id,
-                begun.block_ids,
-                layer_groups(self._info.layout.num_layers, num_groups),
+            groups = layer_groups(
+                self._info.layout.num_layers, COMPUTE_LAYER_GROUPS if compute is not None else 1
             )
+            expectation = self._arrivals.expect(transfer_id, begun.block_ids, groups)
             request = PushRequest(
                 transfer_id=transfer_id,
                 source=source.engine_id,
@@ -131,7 +129,7 @@ class Puller:
                 destination_blocks=tuple(begun.block_ids),
                 pool_paths=self._shared_paths(transport),
                 compute=compute,
-                num_layer_groups=num_groups,
+                num_layer_groups=len(groups),
             )
             num_arrived = self._receive(source, request, expectation, timeout_s, cancel)
         except (grpc.RpcError, TransferError, UnexpectedWriteError) as error:

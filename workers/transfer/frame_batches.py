@@ -11,7 +11,7 @@ from pageray.workers.transfer.mapped_pages import ByteArray, wire_bytes
 from pageray.workers.transfer.outgoing import OutgoingPages
 from pageray.workers.transfer.page_write import PageWrite
 
-FRAME_BYTES = 1 << 20
+FRAME_BYTES = 2 << 20
 """A frame ends before its payload exceeds this, but holds at least one write."""
 
 

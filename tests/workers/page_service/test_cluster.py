@@ -10,6 +10,7 @@ from fake_engine import BLOCK_SIZE
 from fake_ranks import EOS, continue_alone
 from local_cluster import LocalCoordinator, Member, cluster_of, start_member, stop_member, until
 from pageray.cluster.admission import request_seed
+from pageray.cluster.coordinator.messages import Role
 from pageray.cluster.generation import GenerateRequest, ResumedSequence
 from pageray.cluster.ids import EngineId, RequestId
 
@@ -100,6 +101,7 @@ def test_without_the_coordinator_everybody_serves_alone_and_it_learns_again() ->
             coordinator.restart()
             coordinator.is_down = False
             await told(coordinator, "a", 2 * NUM_BLOCKS)
+            await until(lambda: members["b"].link.is_registered)
             before = members["b"].num_computed_tokens
             check_answer(await members["b"].generate(second), second)
             assert members["b"].num_computed_tokens - before == 2 + NUM_TOKENS - 1
@@ -139,7 +141,9 @@ def _is_known(coordinator: LocalCoordinator, member: Member, name: str) -> bool:
 def test_a_dead_holder_costs_a_recomputation_and_no_more() -> None:
     async def scenario() -> None:
         coordinator = LocalCoordinator()
-        async with cluster_of(coordinator, {"a": "both", "b": "both"}) as members:
+        # Blocks that a living process of this host may write into would stay in quarantine.
+        roles: dict[str, Role] = {"a": "both", "b": "both"}
+        async with cluster_of(coordinator, roles, is_one_host=False) as members:
             request = request_of(prompt_of(5))
             await members["a"].generate(request)
             await told(coordinator, "a")
@@ -204,7 +208,8 @@ def test_a_prefill_engine_computes_and_the_decode_engine_goes_on(is_hot: bool) -
 def test_without_prefill_engines_the_decode_engine_computes_itself() -> None:
     async def scenario() -> None:
         coordinator = LocalCoordinator()
-        async with cluster_of(coordinator, {"p": "prefill", "d": "decode"}) as members:
+        roles: dict[str, Role] = {"p": "prefill", "d": "decode"}
+        async with cluster_of(coordinator, roles, is_one_host=False) as members:
             request = request_of(prompt_of(8))
             await asyncio.to_thread(members["p"].agent.close)
             check_answer(await members["d"].generate(request), request)
