@@ -13,3 +13,5 @@ class MemberSpec:
     host: str = "127.0.0.1"
     """Address that other engines reach this one at."""
     role: Role = "both"
+    moves_pages: bool = True
+    """False: requests find this engine by its pages, but nobody pulls them and it pulls none."""

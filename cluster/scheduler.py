@@ -31,6 +31,7 @@ from pageray.cluster.prefix_index import Publication
 from pageray.cluster.prefix_run import find_run
 from pageray.cluster.sequence import GroupState, Sequence, SequenceGroup
 from pageray.cluster.step import (
+    FillingBlocks,
     NewSequence,
     SampleRequest,
     ScheduledChunk,
@@ -585,6 +586,24 @@ class Scheduler:
                 used = min(size, max(0, sequence.num_computed - position * size))
                 filled[block_id] = max(used, filled.get(block_id, 0))
         return len(filled) * size, sum(filled.values())
+
+    def filling_blocks(self, request_id: RequestId) -> FillingBlocks | None:
+        """What the step in flight fills of a request's leader; None if nothing."""
+        group = self._groups.get(request_id)
+        if self._in_flight is None or group is None or not group.unfinished:
+            return None
+        leader, size = group.leader, self._limits.block_size
+        for chunk in self._in_flight.chunks:
+            if chunk.sequence_id == leader.sequence_id:
+                first, end = chunk.start // size, (chunk.start + chunk.num_tokens) // size
+                if first == end:
+                    return None
+                return FillingBlocks(
+                    step_id=self._in_flight.step_id,
+                    first=first,
+                    block_ids=tuple(leader.table[first:end]),
+                )
+        return None
 
     @property
     def num_spare_blocks(self) -> int:

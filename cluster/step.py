@@ -87,3 +87,15 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+class FillingBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of one sequence that the step in flight fills to their last slot.
+
+    They are numbers `first ..` of its table. Layer by layer their KV becomes final while the step
+    runs; nobody may hit them before it is acknowledged.
+    """
+
+    step_id: int
+    first: int
+    block_ids: tuple[BlockId, ...]

@@ -75,6 +75,7 @@ class _PrefillJob:
     def __init__(self, request_id: RequestId, cancel: Callable[[], None]) -> None:
         self.request_id = request_id
         self.is_over = False
+        self.num_cached_tokens = 0
         self._cancel = cancel
 
     def cancel(self) -> None:
@@ -146,13 +147,14 @@ class AsyncEngine:
         self._streams[request.request_id] = stream
         is_finished = False
         try:
+            num_fresh_tokens = 0
             if self._membership is not None:
-                await self._membership.prefetch(request)
+                num_fresh_tokens = await self._membership.prefetch(request)
             self._commands.put(lambda: self._engine.add(request))
             while not is_finished:
                 output = await stream.get()
                 is_finished = output.is_finished
-                yield output
+                yield _without_hits(output, num_fresh_tokens)
         finally:
             del self._streams[request.request_id]
             if not is_finished:
@@ -275,12 +277,21 @@ class AsyncEngine:
         for output in outputs:
             job = self._prefills.get(output.request_id)
             if job is not None:
+                job.num_cached_tokens = output.num_cached_tokens
                 job.is_over = True
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, output))
         for loop, deliveries in by_loop.items():
             _call_on(loop, _put_all, deliveries)
+
+
+def _without_hits(output: RequestOutput, num_tokens: int) -> RequestOutput:
+    """Tokens that another engine has just computed for this request are no hits of it."""
+    if num_tokens == 0:
+        return output
+    num_cached = max(0, output.num_cached_tokens - num_tokens)
+    return msgspec.structs.replace(output, num_cached_tokens=num_cached)
 
 
 def merge_outputs(outputs: list[RequestOutput]) -> RequestOutput:

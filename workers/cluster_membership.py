@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from pageray.cluster.coordinator.coordinator_client import CoordinatorClient
 from pageray.cluster.coordinator.messages import EngineInfo, EngineLoad
 from pageray.cluster.generation import GenerateRequest
@@ -23,8 +25,15 @@ class ClusterMembership:
     """`join` starts it, on the event loop that requests come on; `close` ends it."""
 
     def __init__(
-        self, engine: Engine, agent: PageAgent, link: ClusterLink, prefetcher: Prefetcher
+        self,
+        engine: Engine,
+        agent: PageAgent,
+        link: ClusterLink,
+        prefetcher: Prefetcher,
+        info: EngineInfo,
     ) -> None:
+        """`info`: as the others know it; without an endpoint no pages are moved."""
+        self.info = info
         self._engine = engine
         self._agent = agent
         self._link = link
@@ -59,20 +68,21 @@ class ClusterMembership:
             prefills=None if spec.role == "decode" else prefills,
         )
         prefetcher = Prefetcher(engine.pages, agent, client)
-        link = ClusterLink(client, agent.info, engine.pages, lambda: _load_of(engine, prefetcher))
-        return cls(engine, agent, link, prefetcher)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._agent.info
+        info = agent.info
+        if not spec.moves_pages:
+            info = msgspec.structs.replace(info, endpoint=None)
+        link = ClusterLink(client, info, engine.pages, lambda: _load_of(engine, prefetcher))
+        return cls(engine, agent, link, prefetcher, info)
 
     @property
     def counters(self) -> PullCounters:
         return self._prefetcher.counters
 
-    async def prefetch(self, request: GenerateRequest) -> None:
+    async def prefetch(self, request: GenerateRequest) -> int:
         """Pull what the request's prompt can use; see `Prefetcher.prefetch`."""
-        await self._prefetcher.prefetch(
+        if self.info.endpoint is None:
+            return 0
+        return await self._prefetcher.prefetch(
             request, self._engine.prefill_tokens_per_s, can_ask=self._link.is_registered
         )
 

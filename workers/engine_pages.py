@@ -11,11 +11,12 @@ from pageray.cluster.block_keys import BlockContent, BlockHasher
 from pageray.cluster.block_pool import BlockPool
 from pageray.cluster.coordinator.messages import BlockEvent
 from pageray.cluster.generation import GenerateRequest
-from pageray.cluster.ids import BlockKey, TransferId
+from pageray.cluster.ids import BlockKey, RequestId, TransferId
 from pageray.cluster.page_exports import Export, ExportId, PageExports
 from pageray.cluster.page_imports import Import, PageImports
 from pageray.cluster.prefix_run import find_run
 from pageray.cluster.scheduler import Scheduler
+from pageray.cluster.step import FillingBlocks
 from pageray.workers.ranks.executor import Executor
 
 
@@ -111,6 +112,24 @@ class EnginePages:
     def close_export(self, export_id: ExportId) -> None:
         with self.lock:
             self._exports.close(export_id)
+
+    def pin_filling(self, request_id: RequestId) -> FillingBlocks | None:
+        """Pin the blocks that the step in flight fills for a request, until `unpin`; see
+        `Scheduler.filling_blocks`."""
+        with self.lock:
+            filling = self._scheduler.filling_blocks(request_id)
+            for block_id in filling.block_ids if filling is not None else ():
+                self._pool.pin(block_id)
+        return filling
+
+    def unpin(self, filling: FillingBlocks) -> None:
+        with self.lock:
+            for block_id in reversed(filling.block_ids):
+                self._pool.unpin(block_id)
+
+    def num_layers_written(self, step_id: int) -> int:
+        """See `Executor.num_layers_written`."""
+        return self._executor.num_layers_written(step_id)
 
     # --- pages in -------------------------------------------------------------------------------
 

@@ -50,6 +50,8 @@ class PushEnd(msgspec.Struct, frozen=True, tag="end"):
 
     num_blocks: int = 0
     failure: str | None = None
+    num_computed_blocks: int = 0
+    """Those of them that the holder had to compute first."""
 
 
 PushMessage = PushedPart | PushEnd

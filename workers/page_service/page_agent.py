@@ -61,9 +61,9 @@ class PageAgent:
         if len(paths) != len(engine.pages.paths):
             raise ConfigError("Pages in device memory cannot be shared with other engines yet.")
         self._local = MappedPages.open(engine.found.layout, paths)
-        self._arrivals = Arrivals(self._local)
+        self.arrivals = Arrivals(self._local)
         self._secret = secret
-        self._sockets = PageSocketServer(self._arrivals, secret, host)
+        self._sockets = PageSocketServer(self.arrivals, secret, host)
         self._peers = Peers(secret)
         self._writers = WriterCache(self._open_writer)
         self._server = create_server(secret, CONTROL_THREADS)
@@ -85,13 +85,13 @@ class PageAgent:
         )
         page_server = PageServer(self.info, engine.pages, self._writers, prefills)
         add_control(self._server, page_server.push, page_server.cancel)
-        add_page_stream(self._server, self._arrivals, secret)
+        add_page_stream(self._server, self.arrivals, secret)
         self._server.start()
         self._settler = Settler(self.info, self._peers, engine.pages.settle_import)
         self._puller = Puller(
             self.info,
             pages=engine.pages,
-            arrivals=self._arrivals,
+            arrivals=self.arrivals,
             peers=self._peers,
             settler=self._settler,
         )

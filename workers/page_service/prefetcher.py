@@ -67,14 +67,14 @@ class Prefetcher:
 
     async def prefetch(
         self, request: GenerateRequest, prefill_tokens_per_s: float, *, can_ask: bool
-    ) -> None:
-        """Pull what is worth it. `can_ask`: the coordinator is there; without it only the holder
+    ) -> int:
+        """Pull what is worth it; how many tokens were computed elsewhere for this very request. `can_ask`: the coordinator is there; without it only the holder
         that the request itself names is asked. Cancelling breaks a pull off."""
         contents = self._pages.contents_of(request)
         while True:
             num_local = self._pages.num_local_blocks(contents)
             if len(contents) - num_local < MIN_BLOCKS:
-                return
+                return 0
             first_missing = contents[num_local].key
             other = self._pulling.get(first_missing)
             if other is None:
@@ -84,7 +84,9 @@ class Prefetcher:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pulling[first_missing] = done
         try:
-            await self._find_and_pull(request, contents, num_local, prefill_tokens_per_s, can_ask)
+            return await self._find_and_pull(
+                request, contents, num_local, prefill_tokens_per_s, can_ask
+            )
         finally:
             del self._pulling[first_missing]
             done.set_result(None)
@@ -99,14 +101,15 @@ class Prefetcher:
         num_local: int,
         prefill_tokens_per_s: float,
         can_ask: bool,
-    ) -> None:
+    ) -> int:
         if request.pull_from is not None:
             # Whoever named it knows that it computed these very tokens.
             await self._pull(contents, request.pull_from, len(contents) - num_local)
         elif can_ask:
             await self._pull_from_holder(contents, num_local, prefill_tokens_per_s)
         if self._agent.info.role == "decode" and can_ask:
-            await self._let_compute(request, contents)
+            return await self._let_compute(request, contents)
+        return 0
 
     async def _pull_from_holder(
         self, contents: list[BlockContent], num_local: int, prefill_tokens_per_s: float
@@ -124,14 +127,17 @@ class Prefetcher:
         finally:
             await self._end_lease(holder.lease_id)
 
-    async def _let_compute(self, request: GenerateRequest, contents: list[BlockContent]) -> None:
-        """Have a prefill engine compute what is still missing. If none can, it is done here."""
+    async def _let_compute(self, request: GenerateRequest, contents: list[BlockContent]) -> int:
+        """Have a prefill engine compute what is still missing. If none can, it is done here.
+
+        Returns how many tokens it had to compute.
+        """
         num_missing = len(contents) - self._pages.num_local_blocks(contents)
         if num_missing < MIN_BLOCKS:
-            return
+            return 0
         views = await self._prefill_engines(contents)
         if not views:
-            return
+            return 0
         now = PlacementRequest(
             num_prompt_tokens=len(request.known_token_ids), tie_break=random.getrandbits(16)
         )
@@ -139,13 +145,14 @@ class Prefetcher:
         view = next(view for view in views if view.info.engine_id == chosen)
         num_tokens = view.load.num_queued_tokens + len(request.known_token_ids)
         expected_s = recompute_s(num_tokens, view.load.prefill_tokens_per_s)
-        await self._pull(
+        outcome = await self._pull(
             contents,
             view.info,
             num_missing,
             compute=msgspec.structs.replace(request, pull_from=None),
             extra_s=_COMPUTE_PATIENCE * expected_s,
         )
+        return outcome.num_computed_blocks * self._agent.info.block_size
 
     async def _prefill_engines(self, contents: list[BlockContent]) -> tuple[EngineView, ...]:
         try:
@@ -189,7 +196,7 @@ class Prefetcher:
         *,
         compute: GenerateRequest | None = None,
         extra_s: float = 0.0,
-    ) -> None:
+    ) -> PullOutcome:
         cancel = PullCancel()
         num_bytes = num_predicted * self._agent.block_bytes
         timeout_s = extra_s + pull_timeout_s(pull_s(num_bytes, self._rate.per_s))
@@ -209,6 +216,7 @@ class Prefetcher:
         self._count(outcome)
         if compute is None and outcome.num_blocks:
             self._rate.observe(outcome.num_bytes, outcome.seconds)
+        return outcome
 
     def _count(self, outcome: PullOutcome) -> None:
         self.counters.num_delivered_blocks += outcome.num_blocks

@@ -19,6 +19,11 @@ class PrefillJob(Protocol):
         """The prompt has been computed, or never will be."""
         ...
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, found in the engine's cache; known once it is over."""
+        ...
+
     def cancel(self) -> None:
         """Stop computing. No harm when it is over."""
         ...

@@ -46,6 +46,8 @@ class PullOutcome:
     """What came of a pull. `failure` None and no blocks: nothing was there to pull."""
 
     num_blocks: int = 0
+    num_computed_blocks: int = 0
+    """Those of them that were computed for this pull."""
     num_bytes: int = 0
     seconds: float = 0.0
     failure: str | None = None
@@ -112,7 +114,7 @@ class Puller:
         if begun is None:
             return PullOutcome()
         failure: str | None = None
-        num_arrived = 0
+        end = PushEnd()
         try:
             groups = layer_groups(
                 self._info.layout.num_layers, COMPUTE_LAYER_GROUPS if compute is not None else 1
@@ -131,7 +133,7 @@ class Puller:
                 compute=compute,
                 num_layer_groups=len(groups),
             )
-            num_arrived = self._receive(source, request, expectation, timeout_s, cancel)
+            end = self._receive(source, request, expectation, timeout_s, cancel)
         except (grpc.RpcError, TransferError, UnexpectedWriteError) as error:
             failure = _reason(error)
         except BaseException:
@@ -140,7 +142,7 @@ class Puller:
         finally:
             self._arrivals.close(transfer_id)
             if failure is None:
-                self._pages.finish_import(transfer_id, num_arrived)
+                self._pages.finish_import(transfer_id, end.num_blocks)
             else:
                 self._pages.abort_import(transfer_id)
                 self._settler.settle_later(transfer_id, source, transport)
@@ -153,8 +155,9 @@ class Puller:
                 failure,
             )
         return PullOutcome(
-            num_blocks=num_arrived,
-            num_bytes=num_arrived * self._block_bytes,
+            num_blocks=end.num_blocks,
+            num_computed_blocks=end.num_computed_blocks,
+            num_bytes=end.num_blocks * self._block_bytes,
             seconds=time.monotonic() - started_s,
             failure=failure,
         )
@@ -166,26 +169,23 @@ class Puller:
         expectation: Expectation,
         timeout_s: float,
         cancel: PullCancel,
-    ) -> int:
-        """Follow the push to its end: how many leading blocks are here, verified."""
+    ) -> PushEnd:
+        """Follow the push to its end; the blocks it names are here then, verified."""
         stream = self._peers.push(source, encode(request), timeout_s)
         cancel.watch(stream.cancel)
         for data in stream:
-            match decode_push_message(data):
-                case PushedPart(indices, checksums):
-                    if request.transport == "shared_memory":
-                        self._confirm(request, indices, checksums)
-                case PushEnd(num_blocks, reason):
-                    if reason is not None:
-                        raise TransferError(reason)
-                    _check_count(expectation, num_blocks * request.num_layer_groups)
-                    return num_blocks
+            message = decode_push_message(data)
+            if isinstance(message, PushEnd):
+                if message.failure is not None:
+                    raise TransferError(message.failure)
+                _check_count(expectation, message.num_blocks * request.num_layer_groups)
+                return message
+            if request.transport == "shared_memory":
+                self._confirm(request, message)
         raise TransferError("The push ended without a word.")
 
-    def _confirm(
-        self, request: PushRequest, indices: tuple[int, ...], checksums: tuple[int, ...]
-    ) -> None:
-        if not self._arrivals.confirm(request.transfer_id, indices, checksums):
+    def _confirm(self, request: PushRequest, part: PushedPart) -> None:
+        if not self._arrivals.confirm(request.transfer_id, part.indices, part.checksums):
             raise TransferError("The bytes that came are not those that were sent.")
 
     def _shared_paths(self, transport: TransportName) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """One push: a run of blocks into another engine's pool, from the cache or as they are computed."""
 
+import time
 from collections.abc import Callable, Iterator
 
 from pageray.cluster.ids import BlockId
@@ -13,6 +14,8 @@ from pageray.workers.transfer.page_writer import TransferStoppedError
 BATCH_WRITES = 16
 """Writes between two messages to the destination."""
 STEP_WAIT_S = 0.1
+LAYER_POLL_S = 0.5e-3
+"""A layer of a large prefill takes tens of milliseconds."""
 
 SendWrites = Callable[[list[PageWrite]], tuple[int, ...]]
 """Carries out writes and returns their checksums for the destination to verify, if it must."""
@@ -40,7 +43,7 @@ class Push:
     def while_computing(
         self, job: PrefillJob, is_wanted: Callable[[], bool]
     ) -> Iterator[PushMessage]:
-        """Blocks step by step, until the prompt is computed."""
+        """Blocks step by step, and within a step layer by layer, until the prompt is computed."""
         num_pushed = 0
         try:
             while num_pushed < self._num_wanted:
@@ -48,6 +51,9 @@ class Push:
                 is_over = job.is_over
                 before = num_pushed
                 for message, num_blocks in self._push_published(num_pushed):
+                    num_pushed += num_blocks
+                    yield message
+                for message, num_blocks in self._push_filling(job, num_pushed, is_wanted):
                     num_pushed += num_blocks
                     yield message
                 if num_pushed == before:
@@ -58,7 +64,43 @@ class Push:
                     self._pages.wait_for_step(STEP_WAIT_S)
         finally:
             job.cancel()
-        yield PushEnd(num_pushed)
+        num_hits = job.num_cached_tokens // self._request.destination.block_size
+        num_computed = num_pushed - max(0, num_hits - self._request.first)
+        yield PushEnd(num_pushed, num_computed_blocks=max(0, num_computed))
+
+    def _push_filling(
+        self, job: PrefillJob, num_pushed: int, is_wanted: Callable[[], bool]
+    ) -> Iterator[tuple[PushedPart, int]]:
+        """As `_push_published`, for blocks that the step in flight is filling: each group of
+        layers as soon as its KV is written.
+
+        The tokens are those that were asked for, so the bytes are right whatever becomes of the
+        sequence; the destination uses none of them before the end.
+        """
+        filling = self._pages.pin_filling(job.request_id)
+        if filling is None:
+            return
+        try:
+            skipped = self._request.first + num_pushed - filling.first
+            blocks = filling.block_ids[max(0, skipped) :][: self._num_wanted - num_pushed]
+            if skipped < 0 or not blocks:
+                return
+            for group, (_, end) in enumerate(self._groups):
+                while self._pages.num_layers_written(filling.step_id) < end:
+                    if not is_wanted():
+                        raise TransferStoppedError("The destination has gone.")
+                    time.sleep(LAYER_POLL_S)
+                for start in range(0, len(blocks), BATCH_WRITES):
+                    batch = [
+                        self._write_of(group, block_id, position)
+                        for position, block_id in enumerate(
+                            blocks[start : start + BATCH_WRITES], start=num_pushed + start
+                        )
+                    ]
+                    part = PushedPart(tuple(write.index for write in batch), self._send(batch))
+                    yield part, len(batch) if group == len(self._groups) - 1 else 0
+        finally:
+            self._pages.unpin(filling)
 
     def _push_published(self, num_pushed: int) -> Iterator[tuple[PushedPart, int]]:
         """(message, whole blocks it completes) for what is published beyond `num_pushed`."""
@@ -83,12 +125,17 @@ class Push:
             self._pages.close_export(export.export_id)
 
     def _writes_of(self, block_id: BlockId, position: int) -> Iterator[PageWrite]:
-        """The writes of the wanted block number `position`, numbered as `Arrivals` expects."""
-        for number, (start, end) in enumerate(self._groups):
-            yield PageWrite(
-                number * self._num_wanted + position,
-                block_id,
-                self._request.destination_blocks[position],
-                start,
-                end,
-            )
+        """The writes of the wanted block number `position`."""
+        for group in range(len(self._groups)):
+            yield self._write_of(group, block_id, position)
+
+    def _write_of(self, group: int, block_id: BlockId, position: int) -> PageWrite:
+        """Numbered as `Arrivals` expects it."""
+        start, end = self._groups[group]
+        return PageWrite(
+            group * self._num_wanted + position,
+            block_id,
+            self._request.destination_blocks[position],
+            start,
+            end,
+        )

@@ -39,7 +39,7 @@ class NixlWriter:
         with_checksums: bool = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """`timeout_s`: for about a megabyte of pages, or one page.
+        """`timeout_s`: for about two megabytes of pages, or one page.
 
         Raises `TransferError` when the destination cannot be reached.
         """

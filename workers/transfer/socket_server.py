@@ -19,6 +19,7 @@ _logger = logging.getLogger(__name__)
 DEFAULT_MAX_CONNECTIONS = 64
 _HANDSHAKE_TIMEOUT_S = 5.0
 _REPLY_TIMEOUT_S = 10.0
+_ACCEPT_PAUSE_S = 0.1
 
 
 class PageSocketServer:
@@ -40,7 +41,7 @@ class PageSocketServer:
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
-        self._is_closed = False
+        self._closing = threading.Event()
         self._listener = socket.create_server((host, 0))
         self._acceptor = threading.Thread(target=self._accept, name="page-accept", daemon=True)
         self._acceptor.start()
@@ -54,9 +55,9 @@ class PageSocketServer:
     def close(self) -> None:
         """Hang up on everybody and wait until nobody writes any more."""
         with self._lock:
-            if self._is_closed:
+            if self._closing.is_set():
                 return
-            self._is_closed = True
+            self._closing.set()
             connections = dict(self._connections)
         # Wakes the threads that wait in accept and poll; closing alone would not.
         for connection in (self._listener, *connections):
@@ -70,14 +71,16 @@ class PageSocketServer:
             try:
                 connection, peer = self._listener.accept()
             except OSError as error:
-                if not self._is_closed:
-                    _logger.error("the page server stopped listening: %s", error)
-                return
+                # Out of file descriptors, say: that passes, and `close` ends it.
+                if self._closing.wait(_ACCEPT_PAUSE_S):
+                    return
+                _logger.error("a page connection could not be accepted: %s", error)
+                continue
             thread = threading.Thread(
                 target=self._serve, args=(connection, str(peer)), name="page-receive", daemon=True
             )
             with self._lock:
-                if self._is_closed or len(self._connections) >= self._max_connections:
+                if self._closing.is_set() or len(self._connections) >= self._max_connections:
                     _logger.warning("page connection from %s refused: too many, or closing.", peer)
                     connection.close()
                     continue

@@ -27,6 +27,8 @@ from pageray.workers.transfer.page_write import PageWrite
 from pageray.workers.transfer.page_writer import PageWriter, ShouldStop, TransferError, never
 
 DEADLINE_S = 1.0
+MAX_PULLS = 5_000
+"""Far more than are needed; see `has_seen_enough`."""
 
 
 class FaultyWriter:
@@ -144,7 +146,9 @@ def prompts(rng: random.Random, count: int) -> list[list[int]]:
 def test_hundreds_of_broken_pulls_harm_nobody(transport: TransportName) -> None:
     rng = random.Random(f"pulls over {transport}")
     # Room for some two sequences and their pulls: blocks change hands all the time.
-    engines = [fake_engine(num_blocks=40, before_step=lambda: time.sleep(0.001)) for _ in range(2)]
+    engines = [
+        fake_engine(num_blocks=40, before_layer=lambda: time.sleep(0.0003)) for _ in range(2)
+    ]
     outcomes: list[PullOutcome] = []
     requests: list[tuple[int, GenerateRequest]] = []
 
@@ -171,7 +175,7 @@ def test_hundreds_of_broken_pulls_harm_nobody(transport: TransportName) -> None:
 
         with ThreadPoolExecutor(6) as executor:
             futures: list[Future[PullOutcome]] = []
-            for number, prompt in enumerate(prompts(rng, 300)):
+            for number, prompt in enumerate(prompts(rng, MAX_PULLS)):
                 request = GenerateRequest(
                     request_id=RequestId(str(number)),
                     prompt_token_ids=tuple(prompt),
@@ -184,6 +188,8 @@ def test_hundreds_of_broken_pulls_harm_nobody(transport: TransportName) -> None:
                 wait_for(
                     lambda place=place: engines[place].stats().num_waiting < 6, 20, "no progress"
                 )
+                if number % 50 == 0 and has_seen_enough([f.result() for f in futures]):
+                    break
             outcomes = [future.result() for future in futures]
         for runner in runners:
             runner.finish(timeout_s=30)
@@ -195,7 +201,11 @@ def test_hundreds_of_broken_pulls_harm_nobody(transport: TransportName) -> None:
         expected = continue_alone(list(request.prompt_token_ids), request_seed(request, 0), 0, 6)
         # ignore_eos: `continue_alone` stops at one, the engine does not.
         assert runners[place].outputs[request.request_id][: len(expected)] == expected
-    failures = [outcome for outcome in outcomes if outcome.failure is not None]
-    delivered = [outcome for outcome in outcomes if outcome.num_blocks > 0]
-    assert len(failures) >= 30, f"only {len(failures)} pulls failed"
-    assert len(delivered) >= 10, f"only {len(delivered)} pulls delivered anything"
+    assert has_seen_enough(outcomes), f"{len(outcomes)} pulls were too harmless"
+
+
+def has_seen_enough(outcomes: Sequence[PullOutcome]) -> bool:
+    """A hundred broken pulls (over each transport), and not because none can succeed."""
+    num_failed = sum(outcome.failure is not None for outcome in outcomes)
+    num_delivered = sum(outcome.num_blocks > 0 for outcome in outcomes)
+    return num_failed >= 100 and num_delivered >= 10
