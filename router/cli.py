@@ -7,7 +7,7 @@ from typing import cast
 
 import pageray
 from pageray.cluster.errors import PageRayError
-from pageray.router.commands import bench, fetch, serve, soak
+from pageray.router.commands import bench, fetch, serve, simulate, soak
 
 Command = Callable[[argparse.Namespace], int]
 """What a parser's default `run` is: does the work, returns the exit status."""
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pageray", description=pageray.__doc__)
     parser.add_argument("--version", action="version", version=pageray.__version__)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (serve, fetch, bench, soak):
+    for module in (serve, fetch, bench, soak, simulate):
         module.add_parser(subparsers)
     return parser
 

@@ -85,6 +85,8 @@ class LLMConfig(StrictModel):
     log_engine_metrics: bool = True
     share_pages: bool = True
     """Let the application's engines use each other's prefixes; takes a coordinator process."""
+    move_pages: bool = True
+    """False: a request goes to where its prefix is, or has it computed; no page is ever moved."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "LLMConfig":
@@ -177,6 +179,8 @@ class PDServingArgs(StrictModel):
             raise ConfigError(
                 "share_pages is false: prefill engines could give their pages to nobody."
             )
+        if not (prefill.move_pages and decode.move_pages):
+            raise ConfigError("move_pages is false: decode engines could get no pages.")
         return self
 
     @property

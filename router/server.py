@@ -17,7 +17,7 @@ from pageray.cluster.member_spec import MemberSpec
 from pageray.router.engine_protocol import Engine, EngineFactory, start_async_engine
 from pageray.router.llm_config import LLMConfig
 from pageray.router.metrics import EngineMetrics
-from pageray.router.replica_place import replica_place
+from pageray.router.replica_place import replica_place, wake_coordinator
 from pageray.router.request_timer import RequestTimer
 from pageray.router.wire import (
     ModelFacts,
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _STATS_PERIOD_S = 2.0
 _JOIN_RETRY_S = 2.0
+_JOIN_PATIENCE_S = 3.0
+"""Without the coordinator an engine serves alone until it comes."""
 
 
 class LLMServer:
@@ -50,14 +52,17 @@ class LLMServer:
     ) -> None:
         """Returns when the engine can serve. The engine finds the replica's placement group by
         itself."""
+        place = replica_place(role, moves_pages=llm_config.move_pages)
+        is_sharing = place is not None and llm_config.share_pages
+        coordinator = asyncio.create_task(wake_coordinator(place)) if is_sharing else None
         self._engine = await asyncio.to_thread(engine_factory, llm_config.engine_config())
         self._running: set[RequestId] = set()
-        place = replica_place(role)
         self._engine_id = EngineId("") if place is None else place.engine_id
         self._engine_info: EngineInfo | None = None
-        if place is not None and llm_config.share_pages:
-            # Serving does not wait for it: a coordinator takes seconds to start.
+        if place is not None and coordinator is not None:
             self._join_task = asyncio.create_task(self._join(place))
+            # Streams may move here the moment this returns, and want to bring their pages along.
+            await asyncio.wait([self._join_task], timeout=_JOIN_PATIENCE_S)
         self._metrics: EngineMetrics | None = None
         if llm_config.log_engine_metrics:
             self._metrics = EngineMetrics(llm_config.model_id)
@@ -104,6 +109,10 @@ class LLMServer:
                 root_key=engine.root_key,
             )
         )
+
+    async def engine_id(self) -> EngineId:
+        """Another one after every restart."""
+        return self._engine_id
 
     async def probe(self) -> bytes:
         """`check_health` for the ingress; any answer is a good one."""

@@ -77,5 +77,7 @@ def find_or_start_coordinator(app_name: str, secret: bytes, idle_timeout_s: floa
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
+            # Anywhere: inside the starter's placement group it would end with the starter.
+            scheduling_strategy="DEFAULT",
         ).remote(secret, idle_timeout_s),
     )

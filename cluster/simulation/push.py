@@ -49,9 +49,7 @@ class Pushes:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(
-        self, contents: SequenceOf[BlockContent], first: int, max_blocks: int
-    ) -> Push | None:
+    def begin(self, contents: SequenceOf[BlockContent], first: int, max_blocks: int) -> Push | None:
         """Send what is published here of `contents[first:]`; None when that is nothing."""
         export = self._exports.open(contents, first)
         if export is None:
