@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOURCES := cluster workers kernels router src tests benchmarks
 
-.PHONY: serve test test-all check format bench kernels-report clean
+.PHONY: serve test check format bench soak kernels-report clean
 
 serve: $(INSTALLED)  ## fetch the default model, start Ray, serve it; ARGS go to `pageray serve`
 	$(BIN)/pageray serve $(ARGS)
@@ -26,6 +26,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)  ## one engine on this machine; ARGS go to `pageray bench engine`
 	$(BIN)/pageray bench engine --requests 32 --input-len 128 --output-len 64 $(ARGS)
+
+soak: $(INSTALLED)  ## kill parts of a cluster under load for ten minutes; ARGS go to `pageray soak`
+	$(BIN)/pageray soak $(ARGS)
 
 kernels-report: $(INSTALLED)  ## registers, shared memory and spills of every Triton kernel
 	$(BIN)/python -P -m pageray.kernels.gpu.compile_report
