@@ -1,19 +1,22 @@
 """`pageray bench routing`: its loads, its optimum, its figures, and Ray's router fed by it."""
 
 import asyncio
+import itertools
 import json
 import math
 import random
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
+from xml.etree import ElementTree
 
 import pytest
 import ray
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray import serve
+from ray.actor import ActorHandle
 
 import scripted_engine
 from pageray.cluster.errors import ConfigError
@@ -56,7 +59,7 @@ def test_arrivals_are_a_poisson_process_of_the_rate_asked_for() -> None:
     arrivals = [request.arrival_s for request in PREFIXES.load().at_rate(5.0).requests]
     assert arrivals[0] == 0.0
     assert arrivals[-1] == pytest.approx(299 / 5.0)
-    gaps = [after - before for before, after in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(arrivals)]
     assert min(gaps) >= 0.0
     # Of exponential gaps 1 - 1/e are shorter than the mean.
     assert sum(gap < 0.2 for gap in gaps) / 299 == pytest.approx(1 - math.exp(-1), abs=0.08)
@@ -135,6 +138,7 @@ def test_optimum_counts_full_blocks_and_always_the_last_token() -> None:
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple), max_size=12)
 
 
+@settings(max_examples=60)
 @given(PROMPTS, st.integers(1, 4))
 def test_optimum_is_what_comparing_every_pair_gives(
     prompts: list[tuple[int, ...]], block_size: int
@@ -192,7 +196,9 @@ def test_counts_of_another_engine_are_noticed() -> None:
 def test_the_drawing_has_a_bar_for_every_figure() -> None:
     rows = [_row([Answer(0.1), Answer(0.3)]), _row([Answer(math.nan, "x"), Answer(math.nan, "x")])]
     root = ElementTree.fromstring(draw_rows(rows))
-    widths = [float(bar.attrib["width"]) for bar in root if "fill" in bar.attrib][1:]
+    background, *bars = root.findall("{http://www.w3.org/2000/svg}rect")
+    assert background.attrib["fill"] == "white"
+    widths = [float(bar.attrib["width"]) for bar in bars]
     assert len(widths) == 6
     # The second row was answered never: its bars of times are empty, that of tokens is not.
     assert [width > 0 for width in widths] == [True, True, True, False, True, False]
@@ -272,9 +278,16 @@ def test_rays_prefix_router_sees_our_prompts(prefix_app: str) -> None:
     answers = asyncio.run(ask())
     assert [answer.failure for answer in answers] == [None] * 8
     assert all(0.0 < answer.first_token_s < 30.0 for answer in answers)
-    tree = ray.get_actor("LlmPrefixTreeActor", namespace=f"serve::prefixes::{deployment_name('m')}")
     for prompt in prompts:
-        matched, engines = ray.get(tree.prefix_match.remote(text_of(prompt)))
+        matched, engines = _match(text_of(prompt))
         assert matched == text_of(prompt)
         # Whoever answered it the first time did so the second time.
         assert len(engines) == 1
+
+
+def _match(text: str) -> tuple[str, list[str]]:
+    """What the router's own tree says of a prompt: how far it is known, and to which engines."""
+    namespace = f"serve::prefixes::{deployment_name('m')}"
+    tree = cast("ActorHandle[object]", ray.get_actor("LlmPrefixTreeActor", namespace=namespace))
+    reply = ray.get(tree.prefix_match.remote(text))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownArgumentType]
+    return cast("tuple[str, list[str]]", reply)
