@@ -29,7 +29,9 @@ class PlacementSettings:
 
     default_prefill_tokens_per_s: float = 2000.0
     """Where no engine has measured its own."""
-    default_pull_bytes_per_s: float = 1e9
+    default_pull_bytes_per_s: float = 10e9
+    """Hopeful on purpose: a rate is measured only by pulling. A guess too high costs a slow pull
+    or two until some engine has measured; one too low and nobody ever does."""
     pull_latency_s: float = 0.01
     """To find a holder, ask it and hear that all pages are there."""
     decode_s_per_sequence: float = 0.001

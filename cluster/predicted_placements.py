@@ -30,6 +30,8 @@ class PredictedPlacements:
 
     def add(self, engine_id: EngineId, keys: SequenceOf[BlockKey], now_s: float) -> None:
         """A request with these keys goes to this engine."""
+        if not keys:
+            return
         self._routed.append((now_s, engine_id, tuple(keys)))
         self._counts.setdefault(engine_id, Counter()).update(keys)
         self._num_keys += len(keys)

@@ -25,7 +25,7 @@ from pageray.cluster.generation import (
     SequenceOutput,
     TokenLogprobs,
 )
-from pageray.cluster.ids import BlockId, RequestId, SequenceId
+from pageray.cluster.ids import BlockId, BlockKey, RequestId, SequenceId
 from pageray.cluster.memory_plan import blocks_for_tokens
 from pageray.cluster.prefix_index import Publication
 from pageray.cluster.prefix_run import find_run
@@ -43,6 +43,10 @@ from pageray.cluster.token_budget import TokenBudget, long_from
 
 WAITING_LOOKAHEAD = 64
 """How many waiting requests are looked at to see whether short work is at hand."""
+
+MIN_COMING_BLOCKS = 4
+"""A prefix that somebody else is computing is waited for from this length on: for less, waiting
+for the end of the other's step costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,34 +375,68 @@ class Scheduler:
 
     def _admit(self, budget: TokenBudget, drafts: list[tuple[SequenceGroup, _Draft]]) -> None:
         """Admit waiting groups, first come first served, while budget, sequence slots and blocks
-        last. A group is admitted only if all its tokens fit beside what was promised to the
-        running ones, or it would soon be preempted again."""
-        num_promised = sum(self._num_owed(group) for group in self._running)
-        num_sequences = sum(len(group.unfinished) for group in self._running)
-        while self._waiting and budget.left > 0:
+        last.
+
+        A group whose prefix a running sequence is just computing waits for it, and is overtaken
+        meanwhile: the tokens are computed once, and it starts from there.
+        """
+        coming = self._coming_keys() if self._config.enable_prefix_caching else set[BlockKey]()
+        overtaken: list[SequenceGroup] = []
+        while self._waiting and budget.left > 0 and len(overtaken) < WAITING_LOOKAHEAD:
             group = self._waiting[0]
-            leader = group.leader
-            num_sequences += len(group.unfinished)
-            if num_sequences > self._limits.max_num_seqs:
-                return
-            hits = self._hits(group, leader)
-            num_owed = self._num_owed(group) - len(hits)
-            num_taken = self._pool.num_reusable(hit.block_id for hit in hits)
-            if num_promised + num_owed + num_taken > self._pool.num_available:
-                return
-            num_remaining = leader.num_tokens - len(hits) * self._limits.block_size
-            num_tokens = budget.chunk_for(num_remaining, 0)
-            if self._must_wait_for_whole(num_tokens, num_remaining):
-                return
-            self._start(leader, hits)
-            self._count_lookup(group, leader)
-            self._waiting.popleft()
-            group.state = GroupState.RUNNING
-            self._running.append(group)
-            draft = self._draft(group, budget)
-            assert draft is not None, "the blocks were counted before admission"
-            drafts.append((group, draft))
-            num_promised += self._num_owed(group)
+            hits = self._hits(group, group.leader)
+            if self._is_prefix_coming(group.leader, len(hits), coming):
+                overtaken.append(self._waiting.popleft())
+            elif self._can_admit(group, hits, budget):
+                self._waiting.popleft()
+                drafts.append((group, self._start_group(group, hits, budget)))
+                coming.update(content.key for content in group.leader.contents[len(hits) :])
+            else:
+                break
+        self._waiting.extendleft(reversed(overtaken))
+
+    def _can_admit(
+        self, group: SequenceGroup, hits: list[Publication], budget: TokenBudget
+    ) -> bool:
+        """Whether all its tokens fit beside what was promised to the running groups, or it would
+        soon be preempted again."""
+        num_sequences = sum(len(each.unfinished) for each in (*self._running, group))
+        if num_sequences > self._limits.max_num_seqs:
+            return False
+        num_promised = sum(self._num_owed(each) for each in self._running)
+        num_owed = self._num_owed(group) - len(hits)
+        num_taken = self._pool.num_reusable(hit.block_id for hit in hits)
+        if num_promised + num_owed + num_taken > self._pool.num_available:
+            return False
+        num_remaining = group.leader.num_tokens - len(hits) * self._limits.block_size
+        return not self._must_wait_for_whole(budget.chunk_for(num_remaining, 0), num_remaining)
+
+    def _start_group(
+        self, group: SequenceGroup, hits: list[Publication], budget: TokenBudget
+    ) -> _Draft:
+        self._start(group.leader, hits)
+        self._count_lookup(group, group.leader)
+        group.state = GroupState.RUNNING
+        self._running.append(group)
+        draft = self._draft(group, budget)
+        assert draft is not None, "the blocks were counted before admission"
+        return draft
+
+    def _coming_keys(self) -> set[BlockKey]:
+        """Of the full blocks that running sequences are computing and will publish."""
+        return {
+            content.key
+            for group in self._running
+            if not group.is_aborted
+            for sequence in group.unfinished
+            if sequence.is_started and sequence.can_publish
+            for content in sequence.contents[len(sequence.publications) :]
+        }
+
+    def _is_prefix_coming(self, leader: Sequence, num_hits: int, coming: set[BlockKey]) -> bool:
+        """Whether enough of what the leader lacks is being computed to be worth a wait."""
+        ahead = leader.contents[num_hits : num_hits + MIN_COMING_BLOCKS]
+        return len(ahead) == MIN_COMING_BLOCKS and all(content.key in coming for content in ahead)
 
     def _num_owed(self, group: SequenceGroup) -> int:
         """Blocks that the group's known tokens will still take from the pool."""

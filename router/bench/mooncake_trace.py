@@ -75,16 +75,16 @@ def trace_load(name: str, rows: list[TraceRow], scale: TraceScale) -> RoutingLoa
 
 
 def _draw(rows: list[TraceRow], scale: TraceScale) -> list[TraceRow]:
-    conversations: dict[int, list[TraceRow]] = {}
-    for row in rows:
+    conversations: dict[int, list[int]] = {}
+    for position, row in enumerate(rows):
         own = row.hash_ids[min(_FIRST_OF_ITS_OWN, len(row.hash_ids) - 1)]
-        conversations.setdefault(own, []).append(row)
+        conversations.setdefault(own, []).append(position)
     shuffled = list(conversations.values())
     random.Random(f"{scale.seed} conversations").shuffle(shuffled)
-    drawn: list[TraceRow] = []
+    drawn: list[int] = []
     for conversation in shuffled:
         drawn += conversation[: scale.num_requests - len(drawn)]
-    return sorted(drawn, key=lambda row: row.timestamp)
+    return [rows[position] for position in sorted(drawn)]
 
 
 def _prompt(row: TraceRow, scale: TraceScale) -> tuple[int, ...]:

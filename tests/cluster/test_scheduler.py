@@ -152,8 +152,9 @@ def test_last_prompt_token_is_always_computed() -> None:
 
 
 def test_same_prompt_in_one_step_shares_nothing_unwritten() -> None:
+    """Too short to wait for each other."""
     bench = Bench(budget=64)
-    prompt = prompt_of(random.Random(1), 20)
+    prompt = prompt_of(random.Random(1), 14)
     for name in ("a", "b"):
         bench.add(name, prompt, max_tokens=5)
     bench.drain()
@@ -465,3 +466,40 @@ def test_outputs_tell_their_position() -> None:
         for output in bench.scheduler.update(bench.ranks.execute(plan)):
             positions += [sequence.position for sequence in output.sequences]
     assert positions == [0, 1, 2, 3, 4, 5]
+
+
+def test_siblings_that_come_at_once_compute_their_prefix_once() -> None:
+    bench = Bench(num_blocks=120, budget=256)
+    rng = random.Random(8)
+    shared = prompt_of(rng, 40)
+    names = [bench.add(f"{n}", shared + prompt_of(rng, 6), max_tokens=3) for n in range(8)]
+    bench.drain()
+    for name in names:
+        bench.assert_as_alone(name)
+    outputs = sum(len(tokens[0]) - 1 for tokens in bench.tokens.values())
+    assert bench.scheduler.stats.num_computed_tokens == 40 + 8 * 6 + outputs
+    assert bench.scheduler.stats.num_steps <= 1 + 3
+
+
+def test_others_overtake_those_that_wait_for_a_sibling() -> None:
+    bench = Bench(num_blocks=120, budget=256)
+    rng = random.Random(9)
+    shared = prompt_of(rng, 40)
+    bench.add("first", [*shared, 1], max_tokens=2, ignore_eos=True)
+    bench.add("sibling", [*shared, 2], max_tokens=2, ignore_eos=True)
+    bench.add("other", prompt_of(rng, 30), max_tokens=2, ignore_eos=True)
+    bench.step()
+    assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (2, 1)
+    bench.drain()
+    for name in ("first", "sibling", "other"):
+        assert len(bench.tokens[RequestId(name)][0]) == 2
+
+
+def test_a_sibling_does_not_wait_for_an_aborted_one() -> None:
+    bench = Bench(num_blocks=120, budget=16)
+    shared = prompt_of(random.Random(10), 60)
+    first = bench.add("first", [*shared, 1], max_tokens=2)
+    sibling = bench.add("sibling", [*shared, 2], max_tokens=2)
+    bench.step(between=lambda: bench.scheduler.abort(first))
+    bench.drain()
+    bench.assert_as_alone(sibling)

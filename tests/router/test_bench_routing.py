@@ -261,7 +261,7 @@ def prefix_app() -> Iterator[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_rays_prefix_router_sees_our_prompts(prefix_app: str) -> None:
     assert PREFIX_AFFINITY in available_policies()[0]
     rng = random.Random(5)
