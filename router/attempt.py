@@ -24,7 +24,7 @@ class Attempt:
     """Used as an async context manager: leaving it ends the engine's work.
 
     `outputs` ends early, with `has_left` set, when the engine's replica is being taken away while
-    there is another one to go on with.
+    there is another one to go on with, or after `leave_for`.
     """
 
     def __init__(
@@ -41,6 +41,9 @@ class Attempt:
         """Who does the work; None until it has been accepted."""
         self.engine_info: EngineInfo | None = None
         self.has_left = False
+        self.has_output = False
+        self.target: EngineId | None = None
+        """Where to go on, if it was told to leave for a certain engine."""
 
     async def __aenter__(self) -> "Attempt":
         self._subscription = self._board.subscribe(self._wake)
@@ -62,12 +65,18 @@ class Attempt:
         else:
             await asyncio.gather(self._pump, return_exceptions=True)
 
+    def leave_for(self, target: EngineId) -> None:
+        """End `outputs` early: another engine is to go on."""
+        self.target = target
+        self._wake()
+
     async def outputs(self) -> AsyncIterator[RequestOutput]:
         """Iterate once. Raises what the engine raised, and `CapacityError` when none took it."""
         await self._accept()
         while not self._should_leave():
             item = await self._arrived.get()
             if isinstance(item, RequestOutput):
+                self.has_output = True
                 yield item
             elif item is None and self._pump.done():
                 await self._pump
@@ -92,6 +101,8 @@ class Attempt:
             ) from None
 
     def _should_leave(self) -> bool:
+        if self.target is not None:
+            return True
         return self.engine_id is not None and self._board.should_leave(self.engine_id)
 
     def _wake(self) -> None:

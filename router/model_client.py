@@ -16,6 +16,7 @@ from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import EngineId, RequestId
 from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.cluster_placer import ClusterPlacer
+from pageray.router.rebalancer import Rebalancer
 from pageray.router.replica_board import board_of
 from pageray.router.resumable_request import ResumableRequest
 from pageray.router.resuming import Resuming
@@ -60,6 +61,7 @@ class ServeModelClient:
         lookup = CoordinatorClient(handle.app_name)
         placer = ClusterPlacer(lookup, self.facts, board) if is_cluster else AnywherePlacer()
         self._resuming = Resuming(self._open_frames, placer, board)
+        self._rebalancer = Rebalancer(lookup, board, self._resuming) if is_cluster else None
         self._facts: ModelFacts | None = None
         self._running: dict[RequestId, ResumableRequest] = {}
 
@@ -69,6 +71,8 @@ class ServeModelClient:
         return self._facts
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+        if self._rebalancer is not None:
+            self._rebalancer.start(await self.facts())
         run = ResumableRequest(request)
         self._running[request.request_id] = run
         outputs = self._resuming.outputs(run)

@@ -12,6 +12,7 @@ from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.errors import CapacityError, EngineDeadError, PageRayError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import EngineId
+from pageray.cluster.rebalance import Move
 from pageray.router.attempt import Attempt
 from pageray.router.failure_memory import FailureMemory
 from pageray.router.replica_board import ReplicaBoard
@@ -70,6 +71,8 @@ class Resuming:
         self._board = board
         self._patience_s = patience_s
         self._failures = FailureMemory()
+        self._attempts: dict[Attempt, None] = {}
+        """Those under way, oldest first."""
 
     async def outputs(self, run: ResumableRequest) -> AsyncGenerator[RequestOutput, None]:
         """Every token once, whatever happens to engines meanwhile.
@@ -81,14 +84,18 @@ class Resuming:
         loop = asyncio.get_running_loop()
         progress_s = loop.time()
         pause_s = _FIRST_PAUSE_S
-        leaving: EngineInfo | None = None
+        left: Attempt | None = None
         while not run.is_finished:
             request = run.next_attempt()
             assignment = await self._placer.place(request)
-            request = msgspec.structs.replace(request, pull_from=leaving or assignment.pull_from)
-            leaving = None
-            frames = self._open_frames(encode_request(request), self._ranking(assignment))
-            attempt = Attempt(frames, self._board)
+            ranking, pull_from = self._ranking(assignment), assignment.pull_from
+            if left is not None:
+                pull_from = left.engine_info or pull_from
+                ranking = ranking if left.target is None else (left.target, *ranking)
+                left = None
+            request = msgspec.structs.replace(request, pull_from=pull_from)
+            attempt = Attempt(self._open_frames(encode_request(request), ranking), self._board)
+            self._attempts[attempt] = None
             try:
                 async with attempt:
                     async for output in attempt.outputs():
@@ -100,7 +107,7 @@ class Resuming:
                             assignment.first_token()
                             yield new
                 if attempt.has_left:
-                    leaving = attempt.engine_info
+                    left = attempt
                     logger.info("%s leaves %s", request.request_id, attempt.engine_id)
                 elif not run.is_finished:
                     raise EngineDeadError("The engine ended the stream in mid-sequence.")
@@ -114,6 +121,20 @@ class Resuming:
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             finally:
                 assignment.close()
+                del self._attempts[attempt]
+
+    def move_one(self, move: Move) -> bool:
+        """See `rebalancer.Streams`."""
+        there = [
+            attempt
+            for attempt in reversed(self._attempts)
+            if attempt.engine_id == move.giver and attempt.target is None
+        ]
+        there.sort(key=lambda attempt: attempt.has_output)
+        if not there:
+            return False
+        there[0].leave_for(move.taker)
+        return True
 
     def _ranking(self, assignment: Assignment) -> tuple[EngineId, ...]:
         """The order to try engines in; those that have just failed come last, unnamed."""

@@ -33,7 +33,7 @@ from pageray.router.builder import build_application, deployment_name
 from pageray.router.cli import main
 from pageray.router.config_file import Override, apply_override
 from pageray.router.http_port import free_port
-from pageray.router.llm_config import parse_serving_args
+from pageray.router.llm_config import parse_pd_serving_args, parse_serving_args
 from scripted_engine import start_paced_engine
 
 PREFIXES = SharedPrefixes(
@@ -222,6 +222,14 @@ def test_wrong_arguments_are_one_line(
     given_arguments = [trace if argument == "TRACE" else argument for argument in arguments]
     assert main(["bench", "routing", *given_arguments]) == 1
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("part", ["prefill_config", "decode_config"])
+def test_disaggregation_cannot_do_without_moving_pages(part: str) -> None:
+    config: dict[str, object] = {"model_loading_config": {"model_id": "smollm2-135m"}}
+    args: dict[str, object] = {"prefill_config": config, "decode_config": config}
+    with pytest.raises(ConfigError, match="move_pages is false"):
+        parse_pd_serving_args({**args, part: {**config, "move_pages": False}})
 
 
 def test_every_token_has_a_character_of_its_own() -> None:

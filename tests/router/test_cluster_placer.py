@@ -6,53 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from pageray.cluster.block_keys import BlockContent, BlockHasher
-from pageray.cluster.block_keys import root_key as make_root_key
 from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
-from pageray.cluster.coordinator.messages import (
-    Endpoint,
-    EngineInfo,
-    EngineLoad,
-    EngineView,
-    Location,
-)
+from pageray.cluster.coordinator.messages import EngineView, Location
 from pageray.cluster.generation import GenerateRequest
-from pageray.cluster.ids import BlockKey, EngineId, Epoch, RequestId
-from pageray.cluster.page_layout import PoolLayout
+from pageray.cluster.ids import BlockKey, EngineId, RequestId
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.router.cluster_placer import LOOKUP_TIMEOUT_S, ClusterPlacer
 from pageray.router.replica_board import ReplicaBoard
 from pageray.router.wire import ModelFacts
+from placement_views import BLOCK_SIZE, FACTS, ROOT, view_of
 
-BLOCK_SIZE = 16
-ROOT = make_root_key("m", "f", BLOCK_SIZE)
 PROMPT = tuple(range(10 * BLOCK_SIZE + 1))
-FACTS = ModelFacts(
-    vocab_size=1000,
-    max_model_len=4096,
-    capacity_tokens=4096,
-    eos_token_ids=(2,),
-    block_size=BLOCK_SIZE,
-    root_key=ROOT,
-)
-
-
-def engine(name: str, num_queued_tokens: int = 0) -> EngineView:
-    layout = PoolLayout(
-        num_layers=2, block_size=BLOCK_SIZE, head_dim=4, element_bytes=2, shards=((0, 1),)
-    )
-    info = EngineInfo(
-        engine_id=EngineId(name),
-        epoch=Epoch(1),
-        root_key=ROOT,
-        block_size=BLOCK_SIZE,
-        num_blocks=100,
-        layout=layout,
-        endpoint=Endpoint(control_address="x:1", data_address="x:2", host_id="h", pid=1),
-    )
-    return EngineView(
-        info=info,
-        load=EngineLoad(num_queued_tokens=num_queued_tokens, prefill_tokens_per_s=1000.0),
-    )
 
 
 class Lookup:
@@ -96,7 +60,7 @@ def request_of(prompt: tuple[int, ...] = PROMPT, session: str = "") -> GenerateR
 
 def test_the_engine_asks_about_the_same_keys_as_the_router() -> None:
     """One tokenisation and one chain: what the router predicts is what the engine looks up."""
-    lookup = Lookup(engine("a"))
+    lookup = Lookup(view_of("a"))
     chain: list[BlockContent] = []
     BlockHasher(ROOT, BLOCK_SIZE).extend(chain, PROMPT[:-1], "")
     asyncio.run(ClusterPlacer(lookup, facts, ReplicaBoard()).place(request_of()))
@@ -104,7 +68,7 @@ def test_the_engine_asks_about_the_same_keys_as_the_router() -> None:
 
 
 def test_the_pages_win_while_their_engine_is_free() -> None:
-    lookup = Lookup(engine("a"), engine("b"))
+    lookup = Lookup(view_of("a"), view_of("b"))
     lookup.held = {"b": 10}
 
     async def scenario() -> None:
@@ -115,7 +79,7 @@ def test_the_pages_win_while_their_engine_is_free() -> None:
 
 
 def test_a_busy_holder_gives_its_pages_to_another_engine() -> None:
-    lookup = Lookup(engine("a"), engine("b", num_queued_tokens=50_000))
+    lookup = Lookup(view_of("a"), view_of("b", num_queued_tokens=50_000))
     lookup.held = {"b": 10}
 
     async def scenario() -> None:
@@ -128,7 +92,7 @@ def test_a_busy_holder_gives_its_pages_to_another_engine() -> None:
 
 
 def test_siblings_that_come_before_any_event_stay_together() -> None:
-    lookup = Lookup(engine("a"), engine("b"), engine("c"))
+    lookup = Lookup(view_of("a"), view_of("b"), view_of("c"))
 
     async def scenario() -> set[EngineId]:
         placer = ClusterPlacer(lookup, facts, ReplicaBoard())
@@ -143,7 +107,7 @@ def test_siblings_that_come_before_any_event_stay_together() -> None:
 
 
 def test_requests_without_a_common_prefix_spread() -> None:
-    lookup = Lookup(engine("a"), engine("b"))
+    lookup = Lookup(view_of("a"), view_of("b"))
 
     async def scenario() -> list[EngineId]:
         placer = ClusterPlacer(lookup, facts, ReplicaBoard())
@@ -157,7 +121,7 @@ def test_requests_without_a_common_prefix_spread() -> None:
 
 
 def test_a_session_stays_where_it_was() -> None:
-    lookup = Lookup(engine("a"), engine("b"))
+    lookup = Lookup(view_of("a"), view_of("b"))
 
     async def scenario() -> None:
         placer = ClusterPlacer(lookup, facts, ReplicaBoard())
@@ -176,7 +140,7 @@ def test_a_session_stays_where_it_was() -> None:
 
 
 def test_replicas_that_serve_does_not_route_to_are_not_chosen() -> None:
-    lookup = Lookup(engine("a"), engine("b"))
+    lookup = Lookup(view_of("a"), view_of("b"))
     lookup.held = {"a": 10}
     board = ReplicaBoard()
     board.update([EngineId("b")])
@@ -189,7 +153,7 @@ def test_replicas_that_serve_does_not_route_to_are_not_chosen() -> None:
 
 @pytest.mark.parametrize("fault", ["raises", "is slow"])
 def test_without_an_answer_requests_go_by_load_and_do_not_wait(fault: str) -> None:
-    lookup = Lookup(engine("a"))
+    lookup = Lookup(view_of("a"))
 
     def unavailable() -> None:
         raise CoordinatorUnavailableError("it is down in this test.")

@@ -15,6 +15,7 @@ from pageray.cluster.errors import (
 )
 from pageray.cluster.generation import FinishReason, GenerateRequest, RequestOutput, SequenceOutput
 from pageray.cluster.ids import EngineId, RequestId
+from pageray.cluster.rebalance import Move
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.attempt import Attempt
@@ -203,6 +204,33 @@ def test_a_stream_leaves_a_replica_that_is_taken_away() -> None:
     assert tokens == calm
     assert len(replicas.requests) == 2
     assert 1 <= replicas.requests[1].num_resumed_tokens <= 5
+
+
+def test_a_request_is_moved_to_the_engine_it_should_go_to() -> None:
+    board = ReplicaBoard()
+    calm = asyncio.run(collect(ResumableRequest(request_of()), Replicas()))
+
+    async def scenario() -> tuple[dict[int, list[int]], Replicas]:
+        board.update([EngineId("e1"), EngineId("e2")])
+        resuming: list[Resuming] = []
+
+        def before(attempt: int, position: int) -> None:
+            if (attempt, position) == (1, 4):
+                move = Move(EngineId("e1"), EngineId("e2"))
+                assert resuming[0].move_one(move)
+                assert not resuming[0].move_one(move), "it is on its way"
+                assert not resuming[0].move_one(Move(EngineId("e2"), EngineId("e1")))
+
+        replicas = Replicas(before=before)
+        resuming.append(Resuming(replicas.frames, AnywherePlacer(), board))
+        tokens: dict[int, list[int]] = {0: []}
+        async for output in resuming[0].outputs(ResumableRequest(request_of())):
+            tokens[0] += output.sequences[0].token_ids
+        return tokens, replicas
+
+    tokens, replicas = asyncio.run(scenario())
+    assert tokens == calm
+    assert replicas.rankings == [(), (EngineId("e2"),)]
 
 
 def test_a_stream_stays_when_there_is_nowhere_to_go() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pageray.cluster.block_keys import BlockContent
 from pageray.cluster.ids import BlockKey, EngineId, Epoch, TransferId
 from pageray.cluster.simulation.audit import audit
+from pageray.cluster.simulation.cost_model import CostModel
 from pageray.cluster.simulation.engine import EngineSettings
 from pageray.cluster.simulation.faults import FaultPlan
 from pageray.cluster.simulation.simulation import Simulation, SimulationSettings
@@ -17,6 +18,8 @@ SMALL = EngineSettings(
     block_size=16, num_blocks=120, max_num_batched_tokens=256, max_num_seqs=16, max_model_len=1024
 )
 """Little room, so that blocks are evicted and sequences preempted."""
+SLOW = CostModel(prefill_token_s=1e-3)
+"""So that pulling pages is worth it."""
 
 ALL_FAULTS = FaultPlan(
     until_s=12.0,
@@ -44,8 +47,13 @@ def make_load(num_requests: int, requests_per_s: float, seed: int) -> list[Arriv
 
 
 def make_simulation(num_engines: int, faults: FaultPlan, seed: int) -> Simulation:
+    """Odd seeds leave it to the engines to look for pages, even ones to the router."""
     settings = SimulationSettings(
-        num_engines=num_engines, policy="ours", engine=SMALL, faults=faults
+        num_engines=num_engines,
+        policy="move-only" if seed % 2 else "ours",
+        engine=SMALL,
+        cost=SLOW,
+        faults=faults,
     )
     return Simulation(settings, random.Random(seed))
 
