@@ -100,6 +100,9 @@ class EngineLink:
 
     async def _send_snapshot(self) -> None:
         self._pool.take_events()
+        # A number of its own: what it says was never in a batch, and a late copy of an earlier
+        # snapshot must not be taken for this one.
+        self._sequence_number += 1
         snapshot = Snapshot(
             engine_id=self._info.engine_id,
             epoch=self._info.epoch,

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 
 class Future(Generic[T]):

@@ -22,6 +22,8 @@ class FaultPlan:
     deaths_per_s: float = 0.0
     max_restart_s: float = 15.0
     """An engine comes back after up to so long, under a new epoch."""
+    gone_share: float = 0.0
+    """Of the engines that die: they never come back."""
     coordinator_deaths_per_s: float = 0.0
     max_coordinator_down_s: float = 4.0
     failed_pull_share: float = 0.0
@@ -59,6 +61,10 @@ class FaultDice:
         if not self._hits(self.plan.late_share, now_s):
             return 0.0
         return self.rng.uniform(0.0, self.plan.max_late_s)
+
+    def is_gone(self, now_s: float) -> bool:
+        """Whether an engine that dies now stays dead."""
+        return self._hits(self.plan.gone_share, now_s)
 
     def fate_of_pull(self, now_s: float) -> PullFate:
         if self._hits(self.plan.failed_pull_share, now_s):

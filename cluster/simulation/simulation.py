@@ -168,10 +168,11 @@ class Simulation:
             dead.die()
             self.result.tallies[engine_id].add(dead)
             self.result.faults.num_engine_deaths += 1
-            loop.after(
-                rng.uniform(0.0, plan.max_restart_s),
-                lambda engine_id=engine_id: self._start(engine_id),
-            )
+            if not self._dice.is_gone(loop.now_s):
+                loop.after(
+                    rng.uniform(0.0, plan.max_restart_s),
+                    lambda engine_id=engine_id: self._start(engine_id),
+                )
 
     async def _kill_coordinators(self) -> None:
         plan, rng, loop = self.settings.faults, self._rng, self.loop

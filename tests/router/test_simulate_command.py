@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_bytes_in_every_process(tmp_path: Path) -> 
     def run(seed: int, hash_seed: int) -> bytes:
         path = tmp_path / f"{seed}-{hash_seed}.json"
         command = [sys.executable, "-P", "-m", "pageray.router.cli", "simulate"]
-        options = f"--requests 40 --engines 3 --seed {seed} --policy ours --policy power-of-two"
+        options = f"--requests 12 --engines 3 --seed {seed} --policy ours --policy power-of-two"
         subprocess.run(
             [*command, *options.split(), "--json", str(path)],
             env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},

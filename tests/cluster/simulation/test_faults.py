@@ -93,12 +93,19 @@ def test_the_faults_happen() -> None:
         FaultPlan(until_s=8.0, failed_pull_share=0.4, cut_pull_share=0.5),
         FaultPlan(until_s=8.0, deaths_per_s=1.0, max_restart_s=12.0),
         FaultPlan(until_s=8.0, coordinator_deaths_per_s=1.0),
+        FaultPlan(until_s=8.0, deaths_per_s=0.5, gone_share=0.6),
+        FaultPlan(
+            until_s=20.0, late_share=0.6, repeated_share=0.6, deaths_per_s=2.0, max_restart_s=0.5
+        ),
     ],
-    ids=["messages", "pulls", "engines", "coordinator"],
+    ids=["messages", "pulls", "engines", "coordinator", "gone", "ghosts"],
 )
 def test_each_kind_of_fault_alone(faults: FaultPlan) -> None:
-    simulation = make_simulation(3, faults, 5)
-    simulation.run(make_load(80, 12.0, 5))
+    """Ghosts: what an engine said under its last epoch comes after it is back."""
+    simulation = make_simulation(4, faults, 5)
+    result = simulation.run(make_load(80, 8.0, 5))
+    assert (len(simulation.engines) < 4) == (faults.gone_share > 0.0)
+    assert (result.faults.num_engine_deaths > 0) == (faults.deaths_per_s > 0.0)
     assert audit(simulation) == []
 
 
@@ -131,3 +138,12 @@ def test_the_audit_notices() -> None:
 
     simulation.result.runs[3].num_finishes = 2
     assert audit(simulation) == ["request 3 has finished 2 times"]
+
+
+def test_equal_seeds_give_equal_runs_with_faults_too() -> None:
+    def times(seed: int) -> list[tuple[float | None, int]]:
+        result = make_simulation(4, ALL_FAULTS, seed).run(make_load(60, 10.0, 0))
+        return [(run.first_token_s, run.num_attempts) for run in result.runs]
+
+    assert times(4) == times(4)
+    assert times(4) != times(6)

@@ -50,10 +50,10 @@ def test_every_policy_serves_everything_and_none_beats_the_optimum(policy: str) 
 
 
 def test_where_prefixes_are_shared_ours_hits_more_than_load_alone() -> None:
-    arrivals = make_load(200)
+    arrivals = make_load(120)
     ours = num_cached(run("ours", 8, arrivals))
     assert ours > 1.3 * num_cached(run("least-loaded", 8, arrivals))
-    assert ours > 0.9 * optimal_hit_tokens(arrivals, BLOCK)
+    assert ours > 0.8 * optimal_hit_tokens(arrivals, BLOCK)
 
 
 def test_one_engine_with_room_for_all_reaches_the_optimum() -> None:
