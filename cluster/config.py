@@ -57,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     """Seeds the draws of requests that come without a seed of their own."""
     step_timeout_s: float = 300.0
-    """A rank that has not answered a step for this long is taken for dead."""
+    """A rank that has not answered a step for this long is taken for dead; once some steps have
+    come back, for twenty times what they took, but at least 20 s."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "EngineConfig":

@@ -121,6 +121,9 @@ class ClusterLink:
         await self._follow(await self._registry.heartbeat(heartbeat))
 
     async def _send_snapshot(self) -> None:
+        # A number of its own: what it says was never in a batch, and a late copy of an earlier
+        # snapshot must not be taken for this one.
+        self._sequence_number += 1
         snapshot = Snapshot(
             engine_id=self._info.engine_id,
             epoch=self._info.epoch,

@@ -32,6 +32,7 @@ from pageray.workers.ranks.messages import (
     encode,
 )
 from pageray.workers.ranks.progress import ProgressBoard
+from pageray.workers.ranks.step_clock import StepClock
 
 LOAD_TIMEOUT_S = 1800.0
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -50,6 +51,7 @@ class ProcessExecutor:
         self._progress = ProgressBoard.create(self._size)
         self._folder = tempfile.mkdtemp(prefix="pageray-")
         self._is_down = False
+        self._clock = StepClock(config.step_timeout_s)
         self._processes: list[RankProcess] = launcher.launch(
             [self._spec(rank, model_folder) for rank in range(self._size)]
         )
@@ -68,8 +70,12 @@ class ProcessExecutor:
         ]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self._command(RunStep(plan), self._config.step_timeout_s)
-        return self._expect(0, StepDone, self._config.step_timeout_s).result
+        timeout_s = self._clock.timeout_s(plan.num_tokens)
+        started_s = time.monotonic()
+        self._command(RunStep(plan), timeout_s)
+        result = self._expect(0, StepDone, timeout_s).result
+        self._clock.observe(plan.num_tokens, time.monotonic() - started_s)
+        return result
 
     def num_layers_written(self, step_id: int) -> int:
         return self._progress.num_layers_written(step_id)
