@@ -1,6 +1,7 @@
 """A whole engine with its page service in a process of its own, steered through a pipe."""
 
 import multiprocessing
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,11 +74,13 @@ class EngineProcess:
         prompt: list[int],
         source: EngineInfo,
         transport: TransportName,
-        timeout_s: float = 30.0,
+        *,
+        compute: bool = False,
     ) -> PullOutcome:
-        """Pull what `source` has of the prompt, over one transport."""
+        """Pull what `source` has of the prompt, over one transport; with `compute` it computes
+        what it has not."""
         data = msgspec.msgpack.encode(source)
-        return cast("PullOutcome", self._ask("pull", prompt, data, transport, timeout_s))
+        return cast("PullOutcome", self._ask("pull", prompt, data, transport, compute))
 
     def clear_cache(self) -> None:
         self._ask("clear_cache")
@@ -105,9 +108,53 @@ class EngineProcess:
         return answer
 
 
+class _Job:
+    """A prefill that a thread of its own steps to its end."""
+
+    def __init__(self, engine: Engine, request: GenerateRequest) -> None:
+        self.request_id = request.request_id
+        self.is_over = False
+        self.num_cached_tokens = 0
+        engine.add(request)
+        self._engine = engine
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def cancel(self) -> None:
+        """It ends by itself."""
+
+    def _run(self) -> None:
+        while self._engine.has_requests:
+            for output in self._engine.step():
+                self.num_cached_tokens = output.num_cached_tokens
+        self.is_over = True
+
+
+class _Prefills:
+    """The engine does nothing else meanwhile: a test asks for one thing at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def start_prefill(self, request: GenerateRequest) -> _Job:
+        return _Job(
+            self._engine,
+            GenerateRequest(
+                request_id=RequestId("prefill"),
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=SamplingParams(temperature=0.0, max_tokens=1),
+            ),
+        )
+
+
 def _main(pipe: Connection, name: str, settings: dict[str, object]) -> None:
     engine = Engine.start(EngineConfig.from_mapping(settings))
-    agent = PageAgent(engine, engine_id=EngineId(name), epoch=Epoch(1), secret=SECRET)
+    agent = PageAgent(
+        engine,
+        engine_id=EngineId(name),
+        epoch=Epoch(1),
+        secret=SECRET,
+        prefills=_Prefills(engine),
+    )
     host = EngineHost(engine, agent)
     pipe.send((False, None))
     try:
@@ -152,8 +199,13 @@ def _generate(engine: Engine, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 def _pull(
-    host: EngineHost, prompt: list[int], source: bytes, transport: TransportName, timeout_s: float
+    host: EngineHost, prompt: list[int], source: bytes, transport: TransportName, compute: bool
 ) -> PullOutcome:
-    contents = host.engine.pages.contents_of(greedy(prompt, 1))
-    info = msgspec.msgpack.decode(source, type=EngineInfo)
-    return host.agent.pull(contents, info, timeout_s=timeout_s, transport=transport)
+    request = greedy(prompt, 1)
+    return host.agent.pull(
+        host.engine.pages.contents_of(request),
+        msgspec.msgpack.decode(source, type=EngineInfo),
+        timeout_s=60.0,
+        transport=transport,
+        compute=request if compute else None,
+    )

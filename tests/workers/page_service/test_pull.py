@@ -101,3 +101,27 @@ def test_a_holder_that_has_nothing_gives_nothing(engines: dict[str, EngineProces
     outcome = engines["to-1"].pull(unknown, engines["from-1"].info(), "sockets")
     assert (outcome.num_blocks, outcome.failure) == (0, None)
     assert engines["to-1"].num_free_blocks() == num_free
+
+
+@pytest.mark.parametrize(
+    ("source", "transport"), [("from-1", "sockets"), ("from-3", "shared_memory")]
+)
+def test_pages_are_right_while_they_are_being_computed(
+    engines: dict[str, EngineProcess],
+    cold_tokens: list[int],
+    source: str,
+    transport: TransportName,
+) -> None:
+    """Layer by layer, out of ranks that are not equally far."""
+    holder, puller = engines[source], engines["to-2"]
+    holder.clear_cache()
+    puller.clear_cache()
+    computed_before = puller.stats().num_computed_tokens
+
+    outcome = puller.pull(PROMPT, holder.info(), transport, compute=True)
+
+    assert outcome.failure is None
+    assert (outcome.num_blocks, outcome.num_computed_blocks) == (5, 5)
+    assert puller.generate(PROMPT, NUM_TOKENS) == cold_tokens
+    computed = puller.stats().num_computed_tokens - computed_before
+    assert computed == (len(PROMPT) - 5 * BLOCK_SIZE) + (NUM_TOKENS - 1)
