@@ -45,6 +45,8 @@ class EngineMetrics:
             "num_bytes": _counter("vllm_nixl_bytes_transferred"),
         }
         """Under the dashboard's names where it has some, whatever the transport is."""
+        self._external_queries = _counter("vllm_external_prefix_cache_queries_total")
+        self._external_hits = _counter("vllm_external_prefix_cache_hits_total")
         self._pulled = PullCounters()
         self._kv_usage = _gauge("vllm_kv_cache_usage_perc")
         self._running = _gauge("vllm_num_requests_running")
@@ -76,8 +78,13 @@ class EngineMetrics:
         self._running.set(stats.num_running, self._tags)
         self._waiting.set(stats.num_waiting, self._tags)
 
-    def record_pulls(self, counters: PullCounters) -> None:
+    def record_pulls(self, counters: PullCounters, block_size: int) -> None:
         """Add what has been pulled since the last call."""
+        predicted = counters.num_predicted_blocks - self._pulled.num_predicted_blocks
+        delivered = counters.num_delivered_blocks - self._pulled.num_delivered_blocks
+        # In tokens, as the counters of the engine's own cache.
+        _add(self._external_queries, predicted * block_size, self._tags)
+        _add(self._external_hits, delivered * block_size, self._tags)
         for name, metric in self._pulls.items():
             _add(metric, int(vars(counters)[name] - vars(self._pulled)[name]), self._tags)
         self._pulled = replace(counters)

@@ -182,5 +182,5 @@ class LLMServer:
         while True:
             engine = self._started_engine()
             metrics.record_stats(await engine.stats())
-            metrics.record_pulls(engine.pull_counters)
+            metrics.record_pulls(engine.pull_counters, engine.block_size)
             await asyncio.sleep(_STATS_PERIOD_S)

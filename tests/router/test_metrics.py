@@ -5,6 +5,7 @@ from ray.util.metrics import Metric
 
 from pageray.cluster.generation import FinishReason, RequestOutput, SequenceOutput
 from pageray.cluster.ids import RequestId
+from pageray.cluster.pull_counters import PullCounters
 from pageray.router.metrics import EngineMetrics
 from pageray.router.request_timer import RequestTimer
 from scripted_engine import ScriptedStats
@@ -71,4 +72,28 @@ def test_recorded_under_the_dashboards_names(monkeypatch: pytest.MonkeyPatch) ->
         "vllm_kv_cache_usage_perc": (0.25, tags),
         "vllm_num_requests_running": (3, tags),
         "vllm_num_requests_waiting": (2, tags),
+    }
+
+
+def test_pulls_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals: dict[str, float] = {}
+
+    def add(self: Metric, value: float, tags: dict[str, str] | None = None) -> None:
+        totals[self.info["name"]] = totals.get(self.info["name"], 0) + value
+
+    monkeypatch.setattr("ray.util.metrics.Counter.inc", add)
+    metrics = EngineMetrics("m")
+    counters = PullCounters(num_pulls=2, num_predicted_blocks=7, num_delivered_blocks=5)
+    metrics.record_pulls(counters, block_size=16)
+    metrics.record_pulls(counters, block_size=16)
+    counters.num_pulls, counters.num_failed_pulls, counters.num_bytes = 4, 1, 1000
+    metrics.record_pulls(counters, block_size=16)
+    assert totals == {
+        "vllm_external_prefix_cache_queries_total": 7 * 16,
+        "vllm_external_prefix_cache_hits_total": 5 * 16,
+        "pageray_pulled_blocks_predicted_total": 7,
+        "pageray_pulled_blocks_delivered_total": 5,
+        "pageray_pulls_total": 4,
+        "vllm_nixl_num_failed_transfers": 1,
+        "vllm_nixl_bytes_transferred": 1000,
     }

@@ -14,7 +14,7 @@ import numpy as np
 from fake_ranks import EOS, VOCAB_SIZE, FakeRanks
 from pageray.cluster.admission import EngineLimits
 from pageray.cluster.block_events import BlockEventLog
-from pageray.cluster.block_keys import BlockHasher, root_key
+from pageray.cluster.block_keys import DIGEST_BITS, BlockHasher, root_key
 from pageray.cluster.block_pool import BlockPool
 from pageray.cluster.page_layout import PoolLayout
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
@@ -102,9 +102,14 @@ class FakeExecutor:
 
 
 def fake_engine(
-    num_blocks: int, *, budget: int = 32, before_layer: Callable[[], object] = time.time
+    num_blocks: int,
+    *,
+    budget: int = 32,
+    before_layer: Callable[[], object] = time.time,
+    digest_bits: int = DIGEST_BITS,
 ) -> Engine:
-    """`before_layer` is called in the engine's thread: tests make steps long with it."""
+    """`before_layer` is called in the engine's thread: tests make steps long with it.
+    `digest_bits`: few, and block keys collide."""
     executor = FakeExecutor(num_blocks, before_layer)
     limits = EngineLimits(
         vocab_size=VOCAB_SIZE,
@@ -116,7 +121,7 @@ def fake_engine(
     )
     root = root_key("fake", "int64", BLOCK_SIZE)
     pool = BlockPool(num_blocks, BlockEventLog())
-    hasher = BlockHasher(root, BLOCK_SIZE)
+    hasher = BlockHasher(root, BLOCK_SIZE, digest_bits)
     scheduler = Scheduler(SchedulerConfig(max_num_batched_tokens=budget), limits, pool, hasher)
     found = ResolvedEngineConfig(
         limits=limits,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine_process import SECRET
 from fake_engine import fake_engine
+from pageray.cluster.block_keys import DIGEST_BITS
 from pageray.cluster.coordinator.coordinator import Coordinator
 from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
 from pageray.cluster.coordinator.messages import (
@@ -112,8 +113,9 @@ def start_member(
     role: Role = "both",
     num_blocks: int = 200,
     memory_id: str | None = None,
+    digest_bits: int = DIGEST_BITS,
 ) -> Member:
-    engine = fake_engine(num_blocks)
+    engine = fake_engine(num_blocks, digest_bits=digest_bits)
     runner = AsyncEngine(engine)
     agent = PageAgent(
         engine,

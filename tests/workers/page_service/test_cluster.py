@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
 
 from engine_process import greedy
@@ -66,6 +67,48 @@ def test_a_prefix_computed_by_one_engine_serves_another() -> None:
             counters = members["b"].prefetcher.counters
             assert counters.num_predicted_blocks == counters.num_delivered_blocks == NUM_BLOCKS
             assert members["a"].engine.stats().num_held_blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_another_tenants_pages_are_not_pulled() -> None:
+    async def scenario() -> None:
+        coordinator = LocalCoordinator()
+        async with cluster_of(coordinator, {"a": "both", "b": "both"}) as members:
+            request = request_of(prompt_of(20))
+            await members["a"].generate(msgspec.structs.replace(request, cache_salt="one"))
+            await told(coordinator, "a")
+            for salt in ("two", ""):
+                other = msgspec.structs.replace(request, cache_salt=salt)
+                before = members["b"].num_computed_tokens
+                check_answer(await members["b"].generate(other), other)
+                computed = members["b"].num_computed_tokens - before
+                assert computed == len(request.prompt_token_ids) + NUM_TOKENS - 1
+            assert members["b"].prefetcher.counters.num_delivered_blocks == 0
+
+    asyncio.run(scenario())
+
+
+def test_colliding_keys_pull_no_wrong_page() -> None:
+    """With digests of 4 bits the coordinator's hints are mostly wrong; the holder compares tokens,
+    and the ranks every slot they read."""
+
+    async def scenario() -> None:
+        coordinator = LocalCoordinator()
+        members = [
+            start_member(coordinator, name, num_blocks=60, digest_bits=4) for name in ("a", "b")
+        ]
+        try:
+            rng = random.Random(4)
+            prompts = [prompt_of(seed, 6) for seed in range(6)]
+            for number in range(60):
+                request = request_of(rng.choice(prompts)[: rng.randrange(9, 27)], f"r{number}")
+                check_answer(await rng.choice(members).generate(request), request)
+                await asyncio.sleep(0.01)
+            assert any(member.prefetcher.counters.num_pulls for member in members)
+        finally:
+            for member in members:
+                await asyncio.to_thread(stop_member, member)
 
     asyncio.run(scenario())
 
