@@ -1,6 +1,8 @@
 """The ingress's view of one model's servers, and the one place that calls a Serve handle."""
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Protocol, cast
@@ -22,6 +24,9 @@ from pageray.router.resumable_request import ResumableRequest
 from pageray.router.resuming import Resuming
 from pageray.router.wire import ModelFacts, decode_facts
 
+logger = logging.getLogger(__name__)
+
+FACTS_AGE_S = 10.0
 _RETRY_AFTER_S = 2.0
 
 
@@ -29,7 +34,7 @@ class ModelClient(Protocol):
     """Whoever can run requests of one model."""
 
     async def facts(self) -> ModelFacts:
-        """The engine's limits; fetched once, then remembered."""
+        """The engine's limits, as of the last few seconds."""
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -63,12 +68,30 @@ class ServeModelClient:
         self._resuming = Resuming(self._open_frames, placer, board)
         self._rebalancer = Rebalancer(lookup, board, self._resuming) if is_cluster else None
         self._facts: ModelFacts | None = None
+        self._fetched_s = 0.0
+        self._refresh: asyncio.Task[None] | None = None
         self._running: dict[RequestId, ResumableRequest] = {}
 
     async def facts(self) -> ModelFacts:
         if self._facts is None:
-            self._facts = decode_facts(await self._call("facts"))
+            await self._fetch_facts()
+        elif self._refresh is None and time.monotonic() - self._fetched_s > FACTS_AGE_S:
+            self._refresh = asyncio.create_task(self._refresh_facts())
+        assert self._facts is not None, "fetched, or an error was raised"
         return self._facts
+
+    async def _refresh_facts(self) -> None:
+        """In the background: a new version of the application may serve another model."""
+        try:
+            await self._fetch_facts()
+        except PageRayError as error:
+            logger.info("the engine's limits are those of before: %s", error)
+        finally:
+            self._refresh = None
+
+    async def _fetch_facts(self) -> None:
+        self._facts = decode_facts(await self._call("facts"))
+        self._fetched_s = time.monotonic()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         if self._rebalancer is not None:
