@@ -21,8 +21,8 @@ from pageray.router.serve_plan import make_plan
 from pageray.router.serving import start_serving
 from pageray.router.wire import ModelFacts, decode_facts
 
-_CONFIG = "cpu-2x1"
-_MODEL = "smollm2-135m"
+CONFIG = "cpu-2x1"
+MODEL = "smollm2-135m"
 _TIMEOUT_S, _POLL_S = 120.0, 0.1
 """An application answers as soon as one engine does; the others follow."""
 _MAX_WARM_UPS = 5
@@ -60,12 +60,12 @@ class RoutingApp:
         self.num_replicas = num_replicas
         self._base_url = base_url
         self._handle = cast(
-            "DeploymentHandle[object]", serve.get_deployment_handle(deployment_name(_MODEL), name)
+            "DeploymentHandle[object]", serve.get_deployment_handle(deployment_name(MODEL), name)
         )
 
     def client(self) -> RoutingClient:
         """For one event loop; its caller closes it."""
-        return RoutingClient(self._base_url, _MODEL)
+        return RoutingClient(self._base_url, MODEL)
 
     async def facts(self) -> ModelFacts:
         response = cast(
@@ -162,7 +162,7 @@ class RoutingTestbed:
             *self._settings,
             *policy.settings,
         )
-        plan = make_plan(_CONFIG, settings, None, self._port)
+        plan = make_plan(CONFIG, settings, None, self._port)
         start_serving(self._cluster, plan)
         try:
             app = RoutingApp(name, f"http://{plan.client_host}:{plan.port}", self._num_replicas)

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Ray takes a second; `pageray --help` should not wait for it.
     from pageray.router.bench.routing_chart import draw_rows
     from pageray.router.bench.routing_policies import available_policies
-    from pageray.router.bench.routing_testbed import RoutingTestbed
+    from pageray.router.bench.routing_testbed import CONFIG, MODEL, RoutingTestbed
     from pageray.router.ray_cluster import RayCluster
 
     # Ray's llm package, where its router lives, lets every library log what it does.
@@ -98,6 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     _print(rows, left_out)
     if arguments.json is not None:
         report = {
+            "model": MODEL,
+            "config": CONFIG,
             "settings": _settings(arguments),
             "rows": [asdict(row) for row in rows],
             "left_out": left_out,

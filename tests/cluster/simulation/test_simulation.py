@@ -89,6 +89,4 @@ def test_pages_move_when_their_holder_is_busy() -> None:
     block_bytes = SimulationSettings(num_engines=1, policy="ours").cost.layout(BLOCK).page_bytes(0)
     moved = sum(tally.num_pulled_bytes for tally in ours.tallies.values())
     assert moved >= 60 * block_bytes
-    assert num_cached(ours) > num_cached(route_only) or max(
-        each.first_token_s or 0.0 for each in ours.runs
-    ) < max(each.first_token_s or 0.0 for each in route_only.runs)
+    assert num_cached(ours) > 1.2 * num_cached(route_only)
