@@ -41,6 +41,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     resumed: tuple[ResumedSequence, ...] = ()
     pull_from: EngineInfo | None = None
     """An engine that has computed this request's tokens: its pages are worth asking for."""
+    pull_num_blocks: int = 0
+    """How many leading blocks it is known to have; 0: perhaps all."""
     session_id: str = ""
     """Requests of one session go to one engine where that costs little."""
 

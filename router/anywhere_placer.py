@@ -8,6 +8,7 @@ from pageray.cluster.ids import EngineId
 class AnywhereAssignment:
     ranking: tuple[EngineId, ...] = ()
     pull_from: EngineInfo | None = None
+    pull_num_blocks: int = 0
 
     def accepted_by(self, engine_id: EngineId) -> None:
         """Nobody counts."""

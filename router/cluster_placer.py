@@ -48,8 +48,10 @@ class ClusterAssignment:
         self._engine_id: EngineId | None = None
         self.ranking = decision.engine_ids
         self.pull_from: EngineInfo | None = None
+        self.pull_num_blocks = 0
         if decision.pull is not None:
             self.pull_from = decision.pull.source
+            self.pull_num_blocks = decision.pull.first_block + decision.pull.num_blocks
         self.num_tokens = 0
         self.since_s = asyncio.get_running_loop().time()
 
@@ -94,8 +96,11 @@ class ClusterPlacer:
         decision = self._decide(request, keys, await self._locate(facts.root_key, keys))
         assignment = ClusterAssignment(self, decision, keys, request.session_id)
         if decision.ranking:
-            matched = decision.ranking[0].num_matched_blocks * facts.block_size
-            assignment.num_tokens = max(1, len(request.prompt_token_ids) - matched)
+            num_matched = decision.ranking[0].num_matched_blocks
+            if decision.pull is not None:
+                num_matched += decision.pull.num_blocks
+            num_lacking = len(request.prompt_token_ids) - num_matched * facts.block_size
+            assignment.num_tokens = max(1, num_lacking)
             self._open.add(assignment)
             # Before it is accepted: siblings may be right behind.
             self._predicted.add(decision.ranking[0].engine_id, keys, assignment.since_s)

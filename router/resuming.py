@@ -40,6 +40,10 @@ class Assignment(Protocol):
 
     @property
     def pull_from(self) -> EngineInfo | None: ...
+    @property
+    def pull_num_blocks(self) -> int:
+        """See `GenerateRequest`."""
+        ...
 
     def accepted_by(self, engine_id: EngineId) -> None: ...
 
@@ -88,12 +92,19 @@ class Resuming:
         while not run.is_finished:
             request = run.next_attempt()
             assignment = await self._placer.place(request)
-            ranking, pull_from = self._ranking(assignment), assignment.pull_from
+            ranking = self._ranking(assignment)
+            request = msgspec.structs.replace(
+                request,
+                pull_from=assignment.pull_from,
+                pull_num_blocks=assignment.pull_num_blocks,
+            )
             if left is not None:
-                pull_from = left.engine_info or pull_from
                 ranking = ranking if left.target is None else (left.target, *ranking)
+                if left.engine_info is not None:
+                    request = msgspec.structs.replace(
+                        request, pull_from=left.engine_info, pull_num_blocks=0
+                    )
                 left = None
-            request = msgspec.structs.replace(request, pull_from=pull_from)
             attempt = Attempt(self._open_frames(encode_request(request), ranking), self._board)
             self._attempts[attempt] = None
             try:

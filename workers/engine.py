@@ -12,6 +12,7 @@ from pageray.cluster.config import EngineConfig
 from pageray.cluster.errors import ConfigError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import BlockKey, RequestId
+from pageray.cluster.measured_rate import MeasuredRate
 from pageray.cluster.page_layout import PoolLayout
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
 from pageray.workers.engine_pages import EnginePages
@@ -20,7 +21,6 @@ from pageray.workers.ranks.executor import Executor
 from pageray.workers.ranks.launcher import ChildProcessLauncher, RankLauncher
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.process_executor import ProcessExecutor
-from pageray.workers.rate_meter import RateMeter
 
 _MIN_PREFILL_TOKENS = 64
 """Steps with fewer tokens say little about how fast prompts are computed."""
@@ -97,7 +97,7 @@ class Engine:
         self._scheduler = scheduler
         self._pool = pool
         self._lock = pages.lock
-        self._prefill_rate = RateMeter()
+        self._prefill_rate = MeasuredRate()
         self.pages = pages
         self.found = found
 
@@ -141,7 +141,7 @@ class Engine:
     @property
     def prefill_tokens_per_s(self) -> float:
         """See `EngineStats`."""
-        return self._prefill_rate.per_s
+        return self._prefill_rate.per_s()
 
     def check_request(self, request: GenerateRequest) -> None:
         """Raise the `ClientError` that `add` would raise for what can never be served."""
@@ -196,7 +196,7 @@ class Engine:
             prefix_queries_tokens=counters.prefix_queries_tokens,
             prefix_hits_tokens=counters.prefix_hits_tokens,
             num_queued_tokens=self._scheduler.num_queued_tokens,
-            prefill_tokens_per_s=self._prefill_rate.per_s,
+            prefill_tokens_per_s=self._prefill_rate.per_s(),
         )
 
     def check_invariants(self) -> None:

@@ -11,6 +11,7 @@ from pageray.cluster.coordinator.messages import EngineInfo, EngineLoad
 from pageray.cluster.errors import EngineDeadError
 from pageray.cluster.generation import GenerateRequest, RequestOutput
 from pageray.cluster.ids import RequestId
+from pageray.cluster.measured_rate import MeasuredRate
 from pageray.cluster.page_exports import PageExports
 from pageray.cluster.page_imports import PageImports
 from pageray.cluster.scheduler import Scheduler, SchedulerConfig
@@ -20,7 +21,6 @@ from pageray.cluster.simulation.engine_link import EngineLink
 from pageray.cluster.simulation.event_loop import EventLoop, Future, Scope
 from pageray.cluster.simulation.executor import VOCAB_SIZE, SimulatedRanks
 from pageray.cluster.simulation.faults import FaultDice
-from pageray.cluster.simulation.measured_rate import MeasuredRate
 from pageray.cluster.simulation.prefetch import Prefetch
 from pageray.cluster.simulation.pull import Peers, Puller
 from pageray.cluster.simulation.push import Pushes
@@ -152,7 +152,7 @@ class SimulatedEngine:
     async def _accept(self, request: GenerateRequest) -> None:
         await self._loop.sleep(MESSAGE_S)
         if self.info.endpoint is not None:
-            await self._prefetch.run(request, self._rate.per_s, can_ask=self.link.is_registered)
+            await self._prefetch.run(request, self._rate.per_s(), can_ask=self.link.is_registered)
         self.scheduler.add(request)
         if not self._is_stepping:
             self._step()
@@ -190,6 +190,6 @@ class SimulatedEngine:
             num_waiting=self.scheduler.num_waiting,
             num_queued_tokens=self.scheduler.num_queued_tokens,
             num_free_blocks=self.pool.num_available,
-            prefill_tokens_per_s=self._rate.per_s,
-            pull_bytes_per_s=self.puller.rate.per_s,
+            prefill_tokens_per_s=self._rate.per_s(),
+            pull_bytes_per_s=self.puller.pull_bytes_per_s,
         )

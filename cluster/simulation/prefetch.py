@@ -61,7 +61,9 @@ class Prefetch:
         done: Future[None] = Future()
         self._pulling[first_missing] = done
         if request.pull_from is not None:
-            await self._pull(contents, request.pull_from, len(contents) - num_local)
+            usable = contents[: request.pull_num_blocks or len(contents)]
+            if len(usable) > num_local:
+                await self._pull(usable, request.pull_from, len(usable) - num_local)
         elif can_ask:
             await self._pull_from_holder(contents, num_local, prefill_tokens_per_s)
         del self._pulling[first_missing]
@@ -75,7 +77,7 @@ class Prefetch:
             return
         num_blocks = min(holder.num_matched_blocks, len(contents)) - num_local
         num_tokens = num_blocks * self._info.block_size
-        expected_s = pull_s(num_blocks * self._puller.block_bytes, self._puller.rate.per_s)
+        expected_s = pull_s(num_blocks * self._puller.block_bytes, self._puller.pull_bytes_per_s)
         if expected_s < recompute_s(num_tokens, prefill_tokens_per_s):
             await self._pull(contents[: holder.num_matched_blocks], holder.info, num_blocks)
         self._loop.spawn(self._end_lease(holder.lease_id), self._scope)
@@ -103,7 +105,7 @@ class Prefetch:
         self, contents: SequenceOf[BlockContent], source: EngineInfo, num_predicted: int
     ) -> None:
         num_bytes = num_predicted * self._puller.block_bytes
-        timeout_s = pull_timeout_s(pull_s(num_bytes, self._puller.rate.per_s))
+        timeout_s = pull_timeout_s(num_bytes)
         await self._puller.pull(contents, source, num_predicted, timeout_s)
 
     async def _end_lease(self, lease_id: int) -> None:

@@ -9,12 +9,13 @@ from typing import Protocol
 from pageray.cluster.block_keys import BlockContent
 from pageray.cluster.coordinator.messages import EngineInfo
 from pageray.cluster.ids import EngineId, TransferId
+from pageray.cluster.measured_rate import MeasuredRate
 from pageray.cluster.page_imports import Import, PageImports
+from pageray.cluster.pull_cost import MIN_MEASURED_BLOCKS, PULL_RATE_LIFE_S
 from pageray.cluster.pull_counters import PullCounters
 from pageray.cluster.simulation.cost_model import MESSAGE_S
 from pageray.cluster.simulation.event_loop import EventLoop, Future, Scope
 from pageray.cluster.simulation.faults import FaultDice, PullFate
-from pageray.cluster.simulation.measured_rate import MeasuredRate
 from pageray.cluster.simulation.push import Push, Pushes, TransferError
 
 MAX_PULLS = 8
@@ -61,8 +62,13 @@ class Puller:
         self._num_running = 0
         self._queue: deque[Future[None]] = deque()
         self.block_bytes = block_bytes
-        self.rate = MeasuredRate()
+        self._rate = MeasuredRate(PULL_RATE_LIFE_S)
         self.counters = PullCounters()
+
+    @property
+    def pull_bytes_per_s(self) -> float:
+        """Measured; 0 if not, or not lately."""
+        return self._rate.per_s(self._loop.now_s)
 
     async def pull(
         self,
@@ -141,5 +147,5 @@ class Puller:
         self.counters.num_delivered_blocks += num_arrived
         self.counters.num_bytes += num_bytes
         self.counters.seconds += seconds
-        if num_arrived:
-            self.rate.observe(num_bytes, seconds)
+        if num_arrived >= MIN_MEASURED_BLOCKS:
+            self._rate.observe(num_bytes, seconds, self._loop.now_s)

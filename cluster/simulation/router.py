@@ -88,7 +88,12 @@ class SimulatedRouter:
     ) -> None:
         assignment = self._assign(request, keys, decision, engine_id)
         if decision.pull is not None and decision.engine_ids[0] == engine_id:
-            request = msgspec.structs.replace(request, pull_from=decision.pull.source)
+            plan = decision.pull
+            request = msgspec.structs.replace(
+                request,
+                pull_from=plan.source,
+                pull_num_blocks=plan.first_block + plan.num_blocks,
+            )
 
         def take(output: RequestOutput) -> None:
             self._open.pop(assignment, None)
@@ -109,6 +114,8 @@ class SimulatedRouter:
         matched = next(
             (r.num_matched_blocks for r in decision.ranking if r.engine_id == engine_id), 0
         )
+        if decision.pull is not None and decision.engine_ids[0] == engine_id:
+            matched += decision.pull.num_blocks
         num_tokens = len(request.prompt_token_ids) - matched * self._block_size
         assignment = _Assignment(engine_id, max(1, num_tokens), self._loop.now_s)
         self._open[assignment] = None

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pageray.cluster.coordinator.messages import (
@@ -287,6 +287,7 @@ numbers = st.integers(-10, 2**40)
 rates = st.floats() | st.just(0.0)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_odd_reports_never_raise(data: st.DataObject) -> None:
     views = [

@@ -14,7 +14,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("smollm2-135m", max_model_len=512, num_gpu_blocks_override=100) as llm:
+    with LLM(
+        "smollm2-135m", dtype="float32", max_model_len=512, num_gpu_blocks_override=100
+    ) as llm:
         yield llm
 
 

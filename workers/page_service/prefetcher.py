@@ -8,6 +8,7 @@ tokens are computed as if nothing had happened.
 import asyncio
 import logging
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -18,13 +19,19 @@ from pageray.cluster.coordinator.errors import CoordinatorUnavailableError
 from pageray.cluster.coordinator.messages import EngineInfo, EngineView, Holder, Location
 from pageray.cluster.generation import GenerateRequest
 from pageray.cluster.ids import BlockKey, EngineId
+from pageray.cluster.measured_rate import MeasuredRate
 from pageray.cluster.placement import PlacementRequest, choose
-from pageray.cluster.pull_cost import pull_s, pull_timeout_s, recompute_s
+from pageray.cluster.pull_cost import (
+    MIN_MEASURED_BLOCKS,
+    PULL_RATE_LIFE_S,
+    pull_s,
+    pull_timeout_s,
+    recompute_s,
+)
 from pageray.cluster.pull_counters import PullCounters
 from pageray.workers.engine_pages import EnginePages
 from pageray.workers.page_service.page_agent import PageAgent
 from pageray.workers.page_service.puller import PullCancel, PullOutcome
-from pageray.workers.rate_meter import RateMeter
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +64,13 @@ class Prefetcher:
         self._index = index
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="pageray-pull")
         self._pulling: dict[BlockKey, asyncio.Future[None]] = {}
-        self._rate = RateMeter()
+        self._rate = MeasuredRate(PULL_RATE_LIFE_S)
         self.counters = PullCounters()
 
     @property
     def pull_bytes_per_s(self) -> float:
-        """Measured; 0 before the first pull."""
-        return self._rate.per_s
+        """Measured; 0 if not, or not lately."""
+        return self._rate.per_s(time.monotonic())
 
     async def prefetch(
         self, request: GenerateRequest, prefill_tokens_per_s: float, *, can_ask: bool
@@ -104,7 +111,9 @@ class Prefetcher:
     ) -> int:
         if request.pull_from is not None:
             # Whoever named it knows that it computed these very tokens.
-            await self._pull(contents, request.pull_from, len(contents) - num_local)
+            usable = contents[: request.pull_num_blocks or len(contents)]
+            if len(usable) > num_local:
+                await self._pull(usable, request.pull_from, len(usable) - num_local)
         elif can_ask:
             await self._pull_from_holder(contents, num_local, prefill_tokens_per_s)
         if self._agent.info.role == "decode" and can_ask:
@@ -119,7 +128,7 @@ class Prefetcher:
             return
         num_blocks = min(holder.num_matched_blocks, len(contents)) - num_local
         num_tokens = num_blocks * self._agent.info.block_size
-        expected_s = pull_s(num_blocks * self._agent.block_bytes, self._rate.per_s)
+        expected_s = pull_s(num_blocks * self._agent.block_bytes, self.pull_bytes_per_s)
         try:
             if expected_s < recompute_s(num_tokens, prefill_tokens_per_s):
                 usable = contents[: holder.num_matched_blocks]
@@ -199,7 +208,7 @@ class Prefetcher:
     ) -> PullOutcome:
         cancel = PullCancel()
         num_bytes = num_predicted * self._agent.block_bytes
-        timeout_s = extra_s + pull_timeout_s(pull_s(num_bytes, self._rate.per_s))
+        timeout_s = extra_s + pull_timeout_s(num_bytes)
 
         def work() -> PullOutcome:
             return self._agent.pull(
@@ -214,8 +223,8 @@ class Prefetcher:
             # No harm when it has ended; when this task is cancelled the thread must not go on.
             cancel.set()
         self._count(outcome)
-        if compute is None and outcome.num_blocks:
-            self._rate.observe(outcome.num_bytes, outcome.seconds)
+        if compute is None and outcome.num_blocks >= MIN_MEASURED_BLOCKS:
+            self._rate.observe(outcome.num_bytes, outcome.seconds, time.monotonic())
         return outcome
 
     def _count(self, outcome: PullOutcome) -> None:
