@@ -6,14 +6,22 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOURCES := cluster workers kernels router src tests benchmarks
 
-.PHONY: serve test check format bench soak kernels-report clean
+.PHONY: install serve test check format bench soak kernels-report clean
+
+install: $(INSTALLED)
 
 serve: $(INSTALLED)  ## fetch the default model, start Ray, serve it; ARGS go to `pageray serve`
 	$(BIN)/pageray serve $(ARGS)
 
-test: $(INSTALLED)  ## all tests that need no GPU; ARGS go to pytest
+# What needs no Ray cluster runs in two processes at once; clusters want the machine for themselves.
+test: $(INSTALLED)  ## all tests that need no GPU; with ARGS, `pytest ARGS` alone
 	$(BIN)/pageray fetch smollm2-135m
+ifdef ARGS
 	$(BIN)/python -P -m pytest $(ARGS)
+else
+	$(BIN)/python -P -m pytest -m "not gpu and not ray" -n 2
+	$(BIN)/python -P -m pytest -m "ray and not gpu"
+endif
 
 check: $(INSTALLED)  ## lint, format and types
 	$(BIN)/ruff check .

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pageray.router.soak.load import Tally
 
 NUM_REPLICAS = 2
-NUM_QUESTIONS = 24
 NUM_CLIENTS = 6
 STALL_S = 10.0
 """A step that takes longer than this is taken for a rank that hangs."""
@@ -35,6 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("soak", help="kill parts of a cluster under load, and compare")
     parser.add_argument("--minutes", type=float, default=10.0, help="of load (default: 10)")
     parser.add_argument("--pause-s", type=float, default=15.0, help="mean time between two kills")
+    parser.add_argument("--questions", type=int, default=24, help="different ones (default: 24)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.set_defaults(run=run)
@@ -70,7 +70,7 @@ async def _soak(arguments: argparse.Namespace, host: str, port: int) -> dict[str
 
     rng = random.Random(arguments.seed)
     client = Client(f"http://{host}:{port}", "smollm2-135m")
-    questions = make_questions(rng, NUM_QUESTIONS)
+    questions = make_questions(rng, arguments.questions)
     answers = {
         question: await client.ask(question)
         for question in tqdm(questions, desc="calm run", unit="answer")

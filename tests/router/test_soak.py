@@ -1,4 +1,4 @@
-"""The soak test in its shortest form: one minute of kills under load."""
+"""The soak test in its shortest form: half a minute of kills under load."""
 
 import subprocess
 import sys
@@ -10,11 +10,11 @@ import pytest
 
 @pytest.mark.ray
 @pytest.mark.timeout(500)
-def test_a_minute_of_kills_harms_no_answer(tmp_path: Path) -> None:
+def test_half_a_minute_of_kills_harms_no_answer(tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
-    command = ["soak", "--minutes", "1", "--pause-s", "10", "--json", str(report)]
+    command = ["soak", "--minutes", "0.6", "--pause-s", "8", "--questions", "8"]
     run = subprocess.run(
-        [sys.executable, "-P", "-m", "pageray.router.cli", *command],
+        [sys.executable, "-P", "-m", "pageray.router.cli", *command, "--json", str(report)],
         check=False,
         capture_output=True,
         text=True,
@@ -25,5 +25,5 @@ def test_a_minute_of_kills_harms_no_answer(tmp_path: Path) -> None:
     assert run.returncode == 0, result
     assert result["wrong"] == []
     assert result["complaints"] == []
-    assert result["num_right"] > 20
+    assert result["num_right"] > 10
     assert sum(result["kills"].values()) >= 2
