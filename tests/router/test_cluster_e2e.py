@@ -42,7 +42,7 @@ def deployed() -> Iterator[Deployed]:
     port = free_port()
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 2, "include_dashboard": False},
+        head_node_args={"num_cpus": 2, "resources": {"head": 1}, "include_dashboard": False},
     )
     try:
         for _ in range(2):
@@ -115,7 +115,10 @@ def _deploy(seed: int) -> None:
         "placement_group_config": {"bundle_per_worker": {"CPU": 0.1, "engine": 1}},
         "deployment_config": {"num_replicas": 2},
     }
-    serve.run(build_openai_app({"llm_configs": [engine]}), name=APPLICATION, blocking=False)
+    # Clients talk to the ingress: one that is lost breaks its connections. Not so on this node.
+    ingress = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 0.1}}}
+    application = build_openai_app({"llm_configs": [engine], "ingress_deployment_config": ingress})
+    serve.run(application, name=APPLICATION)
 
 
 def _under_load(
