@@ -32,10 +32,14 @@ class Attempt:
         frames: AsyncGenerator[bytes, None],
         board: ReplicaBoard,
         accept_timeout_s: float = ACCEPT_TIMEOUT_S,
+        *,
+        may_leave: bool = True,
     ) -> None:
+        """Without `may_leave` it stays to the end, whatever the board says."""
         self._frames = frames
         self._board = board
         self._accept_timeout_s = accept_timeout_s
+        self._may_leave = may_leave
         self._arrived: asyncio.Queue[AcceptedFrame | RequestOutput | None] = asyncio.Queue()
         self.engine_id: EngineId | None = None
         """Who does the work; None until it has been accepted."""
@@ -103,7 +107,9 @@ class Attempt:
     def _should_leave(self) -> bool:
         if self.target is not None:
             return True
-        return self.engine_id is not None and self._board.should_leave(self.engine_id)
+        if self.engine_id is None or not self._may_leave:
+            return False
+        return self._board.should_leave(self.engine_id)
 
     def _wake(self) -> None:
         self._arrived.put_nowait(None)

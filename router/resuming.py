@@ -89,6 +89,9 @@ class Resuming:
         progress_s = loop.time()
         pause_s = _FIRST_PAUSE_S
         left: Attempt | None = None
+        # The board may be wrong about a replica that Serve still routes to: a request that has
+        # left one without getting a token since stays where it is sent next.
+        may_leave = True
         while not run.is_finished:
             request = run.next_attempt()
             assignment = await self._placer.place(request)
@@ -105,7 +108,8 @@ class Resuming:
                         request, pull_from=left.engine_info, pull_num_blocks=0
                     )
                 left = None
-            attempt = Attempt(self._open_frames(encode_request(request), ranking), self._board)
+            frames = self._open_frames(encode_request(request), ranking)
+            attempt = Attempt(frames, self._board, may_leave=may_leave)
             self._attempts[attempt] = None
             try:
                 async with attempt:
@@ -114,11 +118,11 @@ class Resuming:
                             assignment.accepted_by(attempt.engine_id)
                         new = run.accept(output)
                         if new is not None:
-                            progress_s, pause_s = loop.time(), _FIRST_PAUSE_S
+                            progress_s, pause_s, may_leave = loop.time(), _FIRST_PAUSE_S, True
                             assignment.first_token()
                             yield new
                 if attempt.has_left:
-                    left = attempt
+                    left, may_leave = attempt, False
                     logger.info("%s leaves %s", request.request_id, attempt.engine_id)
                 elif not run.is_finished:
                     raise EngineDeadError("The engine ended the stream in mid-sequence.")

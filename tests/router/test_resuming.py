@@ -233,6 +233,19 @@ def test_a_request_is_moved_to_the_engine_it_should_go_to() -> None:
     assert replicas.rankings == [(), (EngineId("e2"),)]
 
 
+def test_a_board_that_is_wrong_costs_one_move_and_no_more() -> None:
+    """Serve goes on routing to a replica that the board does not list."""
+    board = ReplicaBoard()
+
+    async def scenario() -> Replicas:
+        board.update([EngineId("somebody else")])
+        replicas = Replicas()
+        await collect(ResumableRequest(request_of()), replicas, board)
+        return replicas
+
+    assert len(asyncio.run(scenario()).requests) <= 2 * NUM_TOKENS
+
+
 def test_a_stream_stays_when_there_is_nowhere_to_go() -> None:
     board = ReplicaBoard()
 
