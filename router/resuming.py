@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 90.0
 """About as long as it takes to start an engine on a busy machine, twice."""
+MAX_MOVES = 4
+"""A request that has left so many replicas stays to the end: the board may be wrong about one that
+Serve still routes to, and it must not wander for ever."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RETRY_AFTER_S = 5.0
 
@@ -89,9 +92,7 @@ class Resuming:
         progress_s = loop.time()
         pause_s = _FIRST_PAUSE_S
         left: Attempt | None = None
-        # The board may be wrong about a replica that Serve still routes to: a request that has
-        # left one without getting a token since stays where it is sent next.
-        may_leave = True
+        num_moves = 0
         while not run.is_finished:
             request = run.next_attempt()
             assignment = await self._placer.place(request)
@@ -109,7 +110,7 @@ class Resuming:
                     )
                 left = None
             frames = self._open_frames(encode_request(request), ranking)
-            attempt = Attempt(frames, self._board, may_leave=may_leave)
+            attempt = Attempt(frames, self._board, may_leave=num_moves < MAX_MOVES)
             self._attempts[attempt] = None
             try:
                 async with attempt:
@@ -118,11 +119,12 @@ class Resuming:
                             assignment.accepted_by(attempt.engine_id)
                         new = run.accept(output)
                         if new is not None:
-                            progress_s, pause_s, may_leave = loop.time(), _FIRST_PAUSE_S, True
+                            progress_s, pause_s = loop.time(), _FIRST_PAUSE_S
                             assignment.first_token()
                             yield new
                 if attempt.has_left:
-                    left, may_leave = attempt, False
+                    left = attempt
+                    num_moves += 1
                     logger.info("%s leaves %s", request.request_id, attempt.engine_id)
                 elif not run.is_finished:
                     raise EngineDeadError("The engine ended the stream in mid-sequence.")

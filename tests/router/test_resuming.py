@@ -21,7 +21,7 @@ from pageray.router.anywhere_placer import AnywherePlacer
 from pageray.router.attempt import Attempt
 from pageray.router.replica_board import ReplicaBoard
 from pageray.router.resumable_request import ResumableRequest
-from pageray.router.resuming import Resuming
+from pageray.router.resuming import MAX_MOVES, Resuming
 from pageray.router.wire import decode_request, encode_accepted, encode_error, encode_output
 
 NUM_TOKENS = 12
@@ -233,7 +233,7 @@ def test_a_request_is_moved_to_the_engine_it_should_go_to() -> None:
     assert replicas.rankings == [(), (EngineId("e2"),)]
 
 
-def test_a_board_that_is_wrong_costs_one_move_and_no_more() -> None:
+def test_a_board_that_is_wrong_makes_no_request_wander() -> None:
     """Serve goes on routing to a replica that the board does not list."""
     board = ReplicaBoard()
 
@@ -243,7 +243,7 @@ def test_a_board_that_is_wrong_costs_one_move_and_no_more() -> None:
         await collect(ResumableRequest(request_of()), replicas, board)
         return replicas
 
-    assert len(asyncio.run(scenario()).requests) <= 2 * NUM_TOKENS
+    assert len(asyncio.run(scenario()).requests) == MAX_MOVES + 1
 
 
 def test_a_stream_stays_when_there_is_nowhere_to_go() -> None:
