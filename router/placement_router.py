@@ -25,6 +25,10 @@ class PlacementRouter(RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            # All replicas are in the answer. Unless told to pause before asking again, Serve asks
+            # without end while none of them can answer, and holds up the very loop they answer on.
+            pending_request.routing_context.should_backoff = True
         ranked = ranking_of(pending_request)
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         chosen = [by_id.pop(engine_id) for engine_id in ranked if engine_id in by_id]
