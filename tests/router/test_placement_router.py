@@ -13,7 +13,7 @@ def choose(ranking: object) -> tuple[list[list[str]], bool]:
     context = SimpleNamespace(should_backoff=False)
     pending = SimpleNamespace(kwargs={"ranking": ranking}, routing_context=context)
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"]
-    groups = asyncio.run(router.choose_replicas(replicas, pending))
+    groups = asyncio.run(router.choose_replicas(replicas, pending))  # pyright: ignore[reportArgumentType]
     names = [[replica.replica_id.unique_id for replica in group] for group in groups]
     return names, context.should_backoff
 
