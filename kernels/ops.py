@@ -10,7 +10,7 @@ correct), `cpu/` (Numba and oneDNN) and `gpu/` (Triton). `dispatch.py` hands out
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -34,6 +34,10 @@ class RaggedBatch:
     """int32 [S, N], contiguous rows."""
     max_query_len: int
     max_kv_len: int
+    memo: dict[object, object] = field(
+        default_factory=dict[object, object], init=False, compare=False, repr=False
+    )
+    """What an implementation has worked out from the above, for the other layers of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +102,10 @@ class Ops:
 
     pack_linear: Callable[[Tensor, Tensor | None], Linear]
     """(weight_OE, bias_O or None) -> Linear. Takes the weight over; the caller drops its own."""
+
+    pack_mlp: Callable[[Tensor, Tensor | None, Tensor, Tensor | None], Linear]
+    """(gate_up_2IE, its bias_2I or None, down_EI, its bias_E or None) -> a Linear of
+    y_TE = silu_mul(x gate_up^T + bias) down^T + bias. Takes the weights over."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x_TE, weight_E, eps) -> y_TE = x / sqrt(mean(x^2) + eps) * weight. New tensor.

@@ -7,6 +7,7 @@ and the kernel that spreads the rows over threads.
 from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
 from pageray.kernels.cpu.linear import pack_linear
+from pageray.kernels.cpu.mlp import pack_mlp
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
@@ -22,6 +23,7 @@ __all__ = ["OPS", "warm_up"]
 OPS = Ops(
     name="cpu",
     pack_linear=pack_linear,
+    pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     apply_rope=apply_rope,

@@ -2,117 +2,115 @@
 
 Two results (sum, largest, total) over disjoint keys merge by the formula of the online softmax:
 with m = max of the two largest, each sum and total is scaled by exp(largest - m) and added.
+A sink is a result too: one key whose score is the head's sink and whose value is zero.
 """
 
 import numpy as np
 
-from pageray.kernels.cpu.attention_plan import (
-    END_QUERY,
-    FIRST_QUERY,
-    NOT_SPLIT,
-    PARTIAL,
-    SEQUENCE,
-    queries_per_tile,
-)
 from pageray.kernels.cpu.attention_tile import Scratch
 from pageray.kernels.cpu.jit import jit
 from pageray.kernels.cpu.memory import Array, Pointer, flat
 from pageray.kernels.cpu.numerics import INFINITY, ONE, ZERO, exp_of_negative, narrow
-from pageray.kernels.cpu.pages import PageLayout
 
 Partials = tuple[Array, Array, Array]
-"""sum [rows, M, D], largest [rows, M], total [rows, M]; row = partial * KV heads + KV head."""
+"""sum [rows, D], largest [rows], total [rows]; row = place * query heads + head."""
+
+OutputShape = tuple[int, int, int]
+"""Query heads H, head dim D, address of sinks_H float32 (0: there are none)."""
 
 
 @jit
-def max_rows_of(group: int) -> int:
-    """The most query rows an item has."""
-    return queries_per_tile(group) * group
-
-
-@jit
-def new_partials(num_partials: int, group: int, layout: PageLayout) -> Partials:
-    """Room for `num_partials` results of every KV head, not filled."""
-    _, _, _, num_kv_heads, _, head_dim = layout
-    rows, max_rows = num_partials * num_kv_heads, max_rows_of(group)
+def new_partials(num_places: int, num_heads: int, head_dim: int) -> Partials:
+    """Room for the results of every query head at `num_places`, not filled."""
+    rows = num_places * num_heads
     return (
-        np.empty((rows, max_rows, head_dim), dtype=np.float32),
-        np.empty((rows, max_rows), dtype=np.float32),
-        np.empty((rows, max_rows), dtype=np.float32),
+        np.empty((rows, head_dim), np.float32),
+        np.empty(rows, np.float32),
+        np.empty(rows, np.float32),
     )
 
 
 @jit
-def store_rows(
-    sum_MD: Array,
-    total_M: Array,
-    item: Array,
+def store_row(
+    sum_D: Array,
+    largest: float,
+    total: float,
+    token: int,
     head: int,
-    group: int,
-    layout: PageLayout,
     out_at: Pointer,
+    shape: OutputShape,
 ) -> None:
-    """out = sum / total for the item's rows."""
-    _, _, _, num_kv_heads, _, head_dim = layout
-    for row in range((item[END_QUERY] - item[FIRST_QUERY]) * group):
-        token, q_head = item[FIRST_QUERY] + row // group, head * group + row % group
-        out = flat(out_at, (token * num_kv_heads * group + q_head) * head_dim)
-        factor = ONE / total_M[row]
-        for d in range(head_dim):
-            out[d] = narrow(sum_MD[row, d] * factor, out)
+    """out[token, head] = sum / total, the head's sink counted in."""
+    num_heads, head_dim, sinks_at = shape
+    factor = ONE / total
+    if sinks_at != 0:
+        sink = flat((sinks_at, ZERO), head)[0]
+        top = larger_of(largest, sink)
+        reference = top if top != -INFINITY else ZERO
+        scale = exp_of_negative(largest - reference)
+        factor = scale / (total * scale + exp_of_negative(sink - reference))
+    out = flat(out_at, (token * num_heads + head) * head_dim)
+    for d in range(head_dim):
+        out[d] = narrow(sum_D[d] * factor, out)
 
 
 @jit
-def keep_partial(scratch: Scratch, num_rows: int, partials: Partials, place: int) -> None:
-    """Copy a thread's softmax state, `num_rows` query rows of it, to row `place`."""
-    _, _, _, _, sum_MD, largest_M, total_M = scratch
+def keep_partial(scratch: Scratch, row: int, partials: Partials, place_row: int) -> None:
+    """Copy a thread's softmax state of one query row."""
+    _, _, _, _, sum_MDP, largest_M, total_M = scratch
     sums, largests, totals = partials
-    for row in range(num_rows):
-        for d in range(sums.shape[2]):
-            sums[place, row, d] = sum_MD[row, d]
-        largests[place, row] = largest_M[row]
-        totals[place, row] = total_M[row]
+    for d in range(sums.shape[1]):
+        sums[place_row, d] = sum_MDP[row, d]
+    largests[place_row] = largest_M[row]
+    totals[place_row] = total_M[row]
 
 
 @jit
 def merge_partials(
-    items: Array, partials: Partials, group: int, layout: PageLayout, out_at: Pointer
+    merges: Array, first: int, end: int, partials: Partials, out_at: Pointer, shape: OutputShape
 ) -> None:
-    """Fold each split sequence's partials into its first one, in key order, and store it."""
-    num_kv_heads = layout[3]
-    first = 0
-    while first < len(items):
-        end = first + 1
-        if items[first, PARTIAL] != NOT_SPLIT:
-            while end < len(items) and items[end, SEQUENCE] == items[first, SEQUENCE]:
-                end += 1
-            num_rows = (items[first, END_QUERY] - items[first, FIRST_QUERY]) * group
-            for head in range(num_kv_heads):
-                target = items[first, PARTIAL] * num_kv_heads + head
-                for other in range(first + 1, end):
-                    _fold(partials, num_rows, target, items[other, PARTIAL] * num_kv_heads + head)
-                store_rows(
-                    partials[0][target],
-                    partials[2][target],
-                    items[first],
-                    head,
-                    group,
-                    layout,
-                    out_at,
-                )
-        first = end
+    """Fold each query's places into its first one, in their order, and store it.
+
+    merges[first:end] holds whole queries.
+    """
+    num_heads = shape[0]
+    sums, largests, totals = partials
+    while first < end:
+        token, target = merges[first, 0], merges[first, 1]
+        last = first + 1
+        while last < end and merges[last, 0] == token:
+            for head in range(num_heads):
+                _fold(partials, target * num_heads + head, merges[last, 1] * num_heads + head)
+            last += 1
+        for head in range(num_heads):
+            row = target * num_heads + head
+            store_row(sums[row], largests[row], totals[row], token, head, out_at, shape)
+        first = last
 
 
 @jit
-def _fold(partials: Partials, num_rows: int, target: int, other: int) -> None:
+def start_of_query(merges: Array, index: int) -> int:
+    """The first merge at or after `index` that begins a query."""
+    while 0 < index < len(merges) and merges[index, 0] == merges[index - 1, 0]:
+        index += 1
+    return index
+
+
+@jit
+def larger_of(a: float, b: float) -> float:
+    """The larger; the first if they are equal."""
+    return b if b > a else a
+
+
+@jit
+def _fold(partials: Partials, target: int, other: int) -> None:
     """Merge row `other` into row `target`."""
     sums, largests, totals = partials
-    for row in range(num_rows):
-        a, b = largests[target, row], largests[other, row]
-        largest = a if a > b else b
-        reference = largest if largest != -INFINITY else ZERO
-        scale_a, scale_b = exp_of_negative(a - reference), exp_of_negative(b - reference)
-        for d in range(sums.shape[2]):
-            sums[target, row, d] = sums[target, row, d] * scale_a + sums[other, row, d] * scale_b
-        totals[target, row] = totals[target, row] * scale_a + totals[other, row] * scale_b
-        largests[target, row] = largest
+    a, b = largests[target], largests[other]
+    largest = larger_of(a, b)
+    reference = largest if largest != -INFINITY else ZERO
+    scale_a, scale_b = exp_of_negative(a - reference), exp_of_negative(b - reference)
+    for d in range(sums.shape[1]):
+        sums[target, d] = sums[target, d] * scale_a + sums[other, d] * scale_b
+    totals[target] = totals[target] * scale_a + totals[other] * scale_b
+    largests[target] = largest

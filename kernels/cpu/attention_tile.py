@@ -1,16 +1,20 @@
 """The arithmetic of one tile of keys: scores, online softmax, weighted sum of values.
 
 Legend: M query rows of the item (query-major: row = query * group + head of the group), J keys of
-the tile, D head dim. All scratch is float32. Four rows share each load of K and of V, and four
-values each load of the accumulator; the innermost loops run over contiguous D and vectorise.
+the tile, D head dim, padded to whole panels where it is written `DP`. All scratch is float32.
+
+With few rows (a decode) K and V are read from their pages as they lie; with many it pays to turn
+the keys of a tile round and to widen its values once.
 """
 
 import numpy as np
 
+from pageray.kernels.cpu.dot_rows import MAX_DOT_ROWS, dot_rows
 from pageray.kernels.cpu.jit import jit
 from pageray.kernels.cpu.memory import Array, Pointer, flat
 from pageray.kernels.cpu.numerics import (
     INFINITY,
+    ONE,
     ZERO,
     exp_of_negative,
     from_order_key,
@@ -19,84 +23,200 @@ from pageray.kernels.cpu.numerics import (
     widen,
 )
 from pageray.kernels.cpu.pages import PageLayout
+from pageray.kernels.cpu.tile_product import MAX_ROWS, PANEL, tile_product
+from pageray.kernels.cpu.turn_keys import turn_keys
 
 TILE_KEYS = 64
+"""A multiple of PANEL."""
+_FEW_ROWS = 2 * MAX_DOT_ROWS
+_TWO = ONE + ONE
 
 Scratch = tuple[Array, Array, Array, Array, Array, Array, Array]
-"""q_MD (scaled), k_JD, v_JD, weights_MJ, sum_MD, largest_M, total_M of one thread."""
+"""q_MD (scaled), k_DJ, v_JDP, weights_MJ, sum_MDP, largest_M, total_M of one thread."""
 
 
 @jit
 def new_scratch(max_rows: int, head_dim: int) -> Scratch:
+    padded = (head_dim + PANEL - 1) // PANEL * PANEL
     return (
-        np.empty((max_rows, head_dim), dtype=np.float32),
-        np.empty((TILE_KEYS, head_dim), dtype=np.float32),
-        np.empty((TILE_KEYS, head_dim), dtype=np.float32),
-        np.empty((max_rows, TILE_KEYS), dtype=np.float32),
-        np.empty((max_rows, head_dim), dtype=np.float32),
-        np.empty(max_rows, dtype=np.float32),
-        np.empty(max_rows, dtype=np.float32),
+        np.empty((max_rows, head_dim), np.float32),
+        np.empty((head_dim, TILE_KEYS), np.float32),
+        np.empty((TILE_KEYS, padded), np.float32),
+        np.empty((max_rows, TILE_KEYS), np.float32),
+        np.empty((max_rows, padded), np.float32),
+        np.empty(max_rows, np.float32),
+        np.empty(max_rows, np.float32),
     )
 
 
 @jit
-def load_keys(
-    kv_at: Pointer, layout: PageLayout, place: int, table: Array, start: int, stop: int, x_JD: Array
-) -> int:
-    """Fill rows of x_JD with tokens start .. stop - 1, page by page through the block table.
+def is_read_in_place(num_rows: int, head_dim: int) -> bool:
+    """Whether an item of so many rows reads K and V as they lie in their pages."""
+    return num_rows <= _FEW_ROWS and head_dim % PANEL == 0
 
-    `place` is the element where block 0 keeps this head's plane. Returns the number of rows,
-    rounded up to a multiple of four: the rows added are zero, so that a weight of zero on them
-    stays zero whatever the memory held before.
-    """
+
+@jit
+def score_keys(
+    kv_at: Pointer,
+    layout: PageLayout,
+    place: int,
+    table: Array,
+    start: int,
+    stop: int,
+    scratch: Scratch,
+    num_rows: int,
+) -> None:
+    """weights = q k^T for tokens start .. stop - 1. `place` is the element where block 0 keeps
+    this head's keys."""
+    q_MD, k_DJ, _, weights_MJ, _, _, _ = scratch
     block_stride, _, _, _, block_size, head_dim = layout
+    in_place = is_read_in_place(num_rows, head_dim)
     token = start
     while token < stop:
         slot = token % block_size
         run = min(block_size - slot, stop - token)
         first = table[token // block_size] * block_stride + place + slot * head_dim
-        for j in range(run):
-            row = x_JD[token - start + j]
-            source_D = flat(kv_at, first + j * head_dim)
-            for i in range(head_dim):
-                row[i] = widen(source_D[i])
+        if in_place:
+            _dot_run(q_MD, kv_at, first, run, weights_MJ, token - start, num_rows)
+        else:
+            at = k_DJ.ctypes.data + 4 * (token - start)
+            turn_keys(kv_at, first, run, head_dim, at, TILE_KEYS)
         token += run
-    num_keys = stop - start
-    num_padded = (num_keys + 3) // 4 * 4
-    for j in range(num_keys, num_padded):
-        for i in range(head_dim):
-            x_JD[j, i] = ZERO
-    return num_padded
+    if not in_place:
+        _score_turned(q_MD, k_DJ, weights_MJ, num_rows, stop - start)
 
 
 @jit
-def scores(q_MD: Array, k_JD: Array, weights_MJ: Array, num_rows: int, num_keys: int) -> None:
-    """weights = q k^T for the first rows and keys."""
+def _dot_run(
+    q_MD: Array,
+    kv_at: Pointer,
+    first: int,
+    num_keys: int,
+    weights_MJ: Array,
+    column: int,
+    num_rows: int,
+) -> None:
     head_dim = q_MD.shape[1]
-    for row in range(0, num_rows - 3, 4):
-        for key in range(num_keys):
-            a, b, c, d = ZERO, ZERO, ZERO, ZERO
-            for i in range(head_dim):
-                k = k_JD[key, i]
-                a += q_MD[row, i] * k
-                b += q_MD[row + 1, i] * k
-                c += q_MD[row + 2, i] * k
-                d += q_MD[row + 3, i] * k
-            weights_MJ[row, key] = a
-            weights_MJ[row + 1, key] = b
-            weights_MJ[row + 2, key] = c
-            weights_MJ[row + 3, key] = d
-    for row in range(num_rows // 4 * 4, num_rows):
-        for key in range(num_keys):
-            a = ZERO
-            for i in range(head_dim):
-                a += q_MD[row, i] * k_JD[key, i]
-            weights_MJ[row, key] = a
+    k_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
+    row = 0
+    while row < num_rows:
+        rows = min(MAX_DOT_ROWS, num_rows - row)
+        q_at = q_MD.ctypes.data + 4 * row * head_dim
+        out_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
+        dot_rows(rows, q_at, head_dim, k_at, num_keys, head_dim, out_at, TILE_KEYS)
+        row += rows
 
 
 @jit
-def softmax_row(weights_J: Array, first: int, end: int, num_padded: int, largest: float) -> float:
-    """Turn scores first .. end - 1 into exp(score - new largest), everything else into 0.
+def _score_turned(
+    q_MD: Array, k_DJ: Array, weights_MJ: Array, num_rows: int, num_keys: int
+) -> None:
+    head_dim = q_MD.shape[1]
+    for row in range(num_rows):
+        for j in range(TILE_KEYS):
+            weights_MJ[row, j] = ZERO
+    for column in range(0, num_keys, PANEL):
+        k_at = (k_DJ.ctypes.data + 4 * column, ZERO)
+        for row in range(0, num_rows, MAX_ROWS):
+            rows = min(MAX_ROWS, num_rows - row)
+            q_at = q_MD.ctypes.data + 4 * row * head_dim
+            out_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
+            tile_product(rows, q_at, head_dim, k_at, TILE_KEYS, head_dim, out_at, TILE_KEYS)
+
+
+@jit
+def add_values(
+    kv_at: Pointer,
+    layout: PageLayout,
+    place: int,
+    table: Array,
+    start: int,
+    stop: int,
+    scratch: Scratch,
+    num_rows: int,
+) -> None:
+    """sum += weights v for tokens start .. stop - 1. `place` is the element where block 0 keeps
+    this head's values."""
+    _, _, v_JDP, weights_MJ, sum_MDP, _, _ = scratch
+    block_stride, _, _, _, block_size, head_dim = layout
+    in_place = is_read_in_place(num_rows, head_dim)
+    token = start
+    while token < stop:
+        slot = token % block_size
+        run = min(block_size - slot, stop - token)
+        first = table[token // block_size] * block_stride + place + slot * head_dim
+        if in_place:
+            v_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
+            _weigh(weights_MJ, token - start, v_at, head_dim, run, sum_MDP, num_rows)
+        else:
+            for j in range(run):
+                source, target = flat(kv_at, first + j * head_dim), v_JDP[token - start + j]
+                for d in range(head_dim):
+                    target[d] = widen(source[d])
+        token += run
+    if not in_place:
+        v_at = (v_JDP.ctypes.data, ZERO)
+        _weigh(weights_MJ, 0, v_at, v_JDP.shape[1], stop - start, sum_MDP, num_rows)
+
+
+@jit
+def _weigh(
+    weights_MJ: Array,
+    column: int,
+    v_at: Pointer,
+    v_stride: int,
+    num_keys: int,
+    sum_MDP: Array,
+    num_rows: int,
+) -> None:
+    """sum += weights v over `num_keys` keys, whose weights begin at `column`."""
+    padded = sum_MDP.shape[1]
+    element_bytes = flat(v_at, 0).itemsize
+    for panel in range(0, padded, PANEL):
+        panel_at = (v_at[0] + panel * element_bytes, v_at[1])
+        for row in range(0, num_rows, MAX_ROWS):
+            rows = min(MAX_ROWS, num_rows - row)
+            weights_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
+            sum_at = sum_MDP.ctypes.data + 4 * (row * padded + panel)
+            tile_product(rows, weights_at, TILE_KEYS, panel_at, v_stride, num_keys, sum_at, padded)
+
+
+@jit
+def cap_scores(weights_J: Array, num_keys: int, softcap: float) -> None:
+    """s becomes softcap * tanh(s / softcap)."""
+    for j in range(num_keys):
+        x = weights_J[j] / softcap
+        # e^-2|x| never overflows.
+        e = exp_of_negative(-_TWO * (x if x > ZERO else -x))
+        size = softcap * (ONE - e) / (ONE + e)
+        weights_J[j] = size if x > ZERO else -size
+
+
+@jit
+def update_row(scratch: Scratch, row: int, first: int, end: int, num_keys: int) -> None:
+    """Scores of a row become weights; its state so far is scaled to the new largest score.
+
+    Keys outside first .. end - 1 are not seen and get weight 0.
+    """
+    _, _, _, weights_MJ, sum_MDP, largest_M, total_M = scratch
+    weights_J, sum_DP = weights_MJ[row], sum_MDP[row]
+    before = largest_M[row]
+    largest = _softmax_row(weights_J, first, end, num_keys, before)
+    total = ZERO
+    for j in range(num_keys):
+        total += weights_J[j]
+    if largest != before:
+        factor = exp_of_negative(before - largest)
+        for d in range(len(sum_DP)):
+            sum_DP[d] *= factor
+        total_M[row] *= factor
+        largest_M[row] = largest
+    total_M[row] += total
+
+
+@jit
+def _softmax_row(weights_J: Array, first: int, end: int, num_keys: int, largest: float) -> float:
+    """Turn scores first .. end - 1 into exp(score - new largest), the others into 0.
 
     Returns the new largest score. A row that sees no key of the tile keeps the old one.
     """
@@ -110,39 +230,6 @@ def softmax_row(weights_J: Array, first: int, end: int, num_padded: int, largest
         weights_J[j] = ZERO
     for j in range(first, end):
         weights_J[j] = exp_of_negative(weights_J[j] - reference)
-    for j in range(end, num_padded):
+    for j in range(end, num_keys):
         weights_J[j] = ZERO
     return largest
-
-
-@jit
-def add_values(sum_MD: Array, weights_MJ: Array, v_JD: Array, num_rows: int, num_keys: int) -> None:
-    """sum += weights v; num_keys is a multiple of four."""
-    head_dim = sum_MD.shape[1]
-    for row in range(0, num_rows - 3, 4):
-        for key in range(0, num_keys, 4):
-            a0, a1, a2, a3 = _four(weights_MJ, row, key)
-            b0, b1, b2, b3 = _four(weights_MJ, row + 1, key)
-            c0, c1, c2, c3 = _four(weights_MJ, row + 2, key)
-            d0, d1, d2, d3 = _four(weights_MJ, row + 3, key)
-            for i in range(head_dim):
-                v0, v1, v2, v3 = v_JD[key, i], v_JD[key + 1, i], v_JD[key + 2, i], v_JD[key + 3, i]
-                sum_MD[row, i] += a0 * v0 + a1 * v1 + a2 * v2 + a3 * v3
-                sum_MD[row + 1, i] += b0 * v0 + b1 * v1 + b2 * v2 + b3 * v3
-                sum_MD[row + 2, i] += c0 * v0 + c1 * v1 + c2 * v2 + c3 * v3
-                sum_MD[row + 3, i] += d0 * v0 + d1 * v1 + d2 * v2 + d3 * v3
-    for row in range(num_rows // 4 * 4, num_rows):
-        for key in range(0, num_keys, 4):
-            a0, a1, a2, a3 = _four(weights_MJ, row, key)
-            for i in range(head_dim):
-                sum_MD[row, i] += (
-                    a0 * v_JD[key, i]
-                    + a1 * v_JD[key + 1, i]
-                    + a2 * v_JD[key + 2, i]
-                    + a3 * v_JD[key + 3, i]
-                )
-
-
-@jit
-def _four(x_MJ: Array, row: int, key: int) -> tuple[float, float, float, float]:
-    return x_MJ[row, key], x_MJ[row, key + 1], x_MJ[row, key + 2], x_MJ[row, key + 3]

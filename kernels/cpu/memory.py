@@ -4,7 +4,7 @@ A kernel gets pointers and strides, as a GPU kernel does: making a NumPy view co
 and the smaller operations do not take that long. A pointer is an address and a *cell*, a NumPy
 scalar whose dtype says what is stored there:
 
-    float32 -> float32, bfloat16 -> uint16, float16 -> int16, int32 -> int32, int64 -> int64
+    float32 -> float32, bfloat16 -> uint16, float16 -> int16, int8 -> int8, int32 -> int32, ...
 
 NumPy knows no bfloat16 and Numba no float16: their bits travel in integers, and
 `numerics.widen` turns them into numbers.
@@ -34,6 +34,7 @@ _CELLS: dict[torch.dtype, Cell] = {
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
     torch.float64: np.float64(0),
+    torch.int8: np.int8(0),
     torch.int32: np.int32(0),
     torch.int64: np.int64(0),
 }

@@ -9,12 +9,13 @@ from numba.core import config, event
 from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
 from pageray.kernels.cpu.jit import MIN_WORK_PER_THREAD
+from pageray.kernels.cpu.linear import MAX_PANEL_ROWS, pack_linear
+from pageray.kernels.cpu.mlp import pack_mlp
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from pageray.kernels.cpu.rope import apply_rope
 from pageray.kernels.cpu.sample import sample
-from pageray.kernels.cpu.silu_mul import silu_mul
 from pageray.kernels.cpu.write_kv import write_kv
 from pageray.kernels.ops import PenaltyRows, RaggedBatch, SamplingRows
 
@@ -49,7 +50,7 @@ def _run_layer(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.d
     weight_E = torch.ones(head_dim, dtype=dtype)
     add_rms_norm(x_TE, x_TE.clone(), weight_E, 1e-5)
     rms_norm(x_TE, weight_E, 1e-5)
-    silu_mul(torch.zeros(num_tokens, 2 * head_dim, dtype=dtype))
+    _run_products(num_tokens * head_dim, dtype)
 
     num_blocks = (num_tokens + block_size - 1) // block_size
     pool = torch.zeros(num_blocks + 1, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
@@ -68,6 +69,15 @@ def _run_layer(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.d
         max_kv_len=num_tokens,
     )
     paged_attention(q_THD[:1], pool, batch, 1.0, 0)
+
+
+def _run_products(num_inputs: int, dtype: torch.dtype) -> None:
+    weight_OE = torch.zeros(1, num_inputs, dtype=dtype)
+    x_TE = torch.zeros(1, num_inputs, dtype=dtype)
+    pack_linear(weight_OE, None)(x_TE)
+    mlp = pack_mlp(torch.zeros(2, num_inputs, dtype=dtype), None, weight_OE.T, None)
+    for num_tokens in (1, MAX_PANEL_ROWS + 1):
+        mlp(x_TE.expand(num_tokens, num_inputs))
 
 
 def _run_sampler(num_rows: int, vocab_size: int) -> None:

@@ -8,6 +8,7 @@ GPU.
 from pageray.kernels.gpu.copy_blocks import copy_blocks
 from pageray.kernels.gpu.draw_uniform import draw_uniform
 from pageray.kernels.gpu.linear import pack_linear
+from pageray.kernels.gpu.mlp import pack_mlp
 from pageray.kernels.gpu.paged_attention import paged_attention
 from pageray.kernels.gpu.penalties import apply_penalties
 from pageray.kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -20,6 +21,7 @@ from pageray.kernels.ops import Ops
 OPS = Ops(
     name="gpu",
     pack_linear=pack_linear,
+    pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     apply_rope=apply_rope,

@@ -4,6 +4,7 @@ from pageray.kernels.ops import Ops
 from pageray.kernels.reference.copy_blocks import copy_blocks
 from pageray.kernels.reference.draw_uniform import draw_uniform
 from pageray.kernels.reference.linear import pack_linear
+from pageray.kernels.reference.mlp import pack_mlp
 from pageray.kernels.reference.paged_attention import paged_attention
 from pageray.kernels.reference.penalties import apply_penalties
 from pageray.kernels.reference.rms_norm import add_rms_norm, rms_norm
@@ -15,6 +16,7 @@ from pageray.kernels.reference.write_kv import write_kv
 OPS = Ops(
     name="reference",
     pack_linear=pack_linear,
+    pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     apply_rope=apply_rope,

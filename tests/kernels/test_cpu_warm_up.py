@@ -13,5 +13,6 @@ def test_after_warming_up_nothing_is_left_to_compile(rng: torch.Generator) -> No
         OPS.paged_attention(case.q_THD, case.layer, case.batch, case.scale, 64)
         x_TE = torch.randn(300, 512, generator=rng)
         OPS.rms_norm(x_TE.view(300, 8, 64)[:, 2:5], torch.ones(64), 1e-6)
-        OPS.silu_mul(x_TE)
+        OPS.pack_linear(torch.ones(400, 512), None)(x_TE)
+        OPS.pack_mlp(torch.ones(800, 512), None, torch.ones(512, 400), None)(x_TE)
     assert not recorder.buffer

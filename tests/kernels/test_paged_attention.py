@@ -186,6 +186,54 @@ def test_queries_inside_a_wider_row(ops: Ops, device: torch.device, rng: torch.G
     assert torch.equal(attend(ops, strided), attend(ops, case))
 
 
+def with_shared_blocks(case: PagedCase, members: list[int], num_tokens: int) -> None:
+    """Let the sequences begin with the same `num_tokens // block size` blocks."""
+    tables_SN = case.batch.block_tables_SN
+    num_blocks = num_tokens // case.layer.shape[3]
+    tables_SN[members, :num_blocks] = tables_SN[members[0], :num_blocks]
+
+
+# Groups that end with a block, inside a split or past one; more members than fit a tile; others
+# between them; a beginning too short to share.
+@pytest.mark.parametrize(
+    ("kv_lens", "groups"),
+    [
+        ((97, 130, 200, 96), {80: [0, 1, 2]}),
+        ((1100, 1031, 40, 600), {1024: [0, 1]}),
+        ((80,) * 35, {64: list(range(35))}),
+        ((90, 70, 91, 71, 92, 72), {80: [0, 2, 4], 64: [1, 3, 5]}),
+        ((40, 41), {32: [0, 1]}),
+        ((64, 64), {64: [0, 1]}),
+    ],
+)
+def test_sequences_that_share_blocks(
+    ops: Ops,
+    device: torch.device,
+    rng: torch.Generator,
+    kv_lens: tuple[int, ...],
+    groups: dict[int, list[int]],
+) -> None:
+    if ops.name == "gpu" and device.type == "cpu" and max(kv_lens) > 600:
+        pytest.skip("too slow in Triton's interpreter")
+    shape = PagedShape(
+        sequences=((5, 5), *((length, 1) for length in kv_lens)), num_heads=3, num_kv_heads=1
+    )
+    case = paged_case(shape, generator=rng, device=device)
+    for num_tokens, members in groups.items():
+        with_shared_blocks(case, [member + 1 for member in members], num_tokens)
+    check(ops, case)
+
+
+def test_shared_blocks_are_read_once(rng: torch.Generator) -> None:
+    from pageray.kernels.cpu.attention_plan import FIRST_KEY, NUM_QUERIES, plan_attention
+
+    case = paged_case(PagedShape(sequences=((100, 1), (120, 1), (99, 1))), generator=rng)
+    with_shared_blocks(case, [0, 1, 2], 96)
+    plan = plan_attention(case.batch, 3, 0, 16, case.layer.shape[0])
+    reads_of_first_block = [item for item in plan.items if item[FIRST_KEY] == 0]
+    assert [item[NUM_QUERIES] for item in reads_of_first_block] == [3]
+
+
 def test_threads_compute_what_one_thread_does(rng: torch.Generator) -> None:
     from pageray.kernels import cpu
 

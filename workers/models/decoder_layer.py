@@ -27,8 +27,7 @@ class DecoderLayer:
     k_norm_D: Tensor | None
     o: Linear
     post_attention_norm_E: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Linear
     window: int
 
 
@@ -91,8 +90,7 @@ def load_layer(
         k_norm_D=loader.vector("self_attn.k_norm.weight", spec.head_dim) if has_qk_norm else None,
         o=_load_o(loader, ops),
         post_attention_norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
-        gate_up=_load_gate_up(loader, ops),
-        down=_load_down(loader, ops),
+        mlp=_load_mlp(loader, ops),
         window=spec.layer_windows[index],
     )
 
@@ -107,17 +105,7 @@ def _load_qkv(loader: _LayerLoader, ops: Ops) -> Linear:
         loader.column_parallel("self_attn.k_proj", num_kv_rows, kv_rows, spec.qkv_bias),
         loader.column_parallel("self_attn.v_proj", num_kv_rows, kv_rows, spec.qkv_bias),
     )
-    return _pack_stacked(parts, ops)
-
-
-def _load_gate_up(loader: _LayerLoader, ops: Ops) -> Linear:
-    spec = loader.spec
-    rows = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
-    parts = (
-        loader.column_parallel("mlp.gate_proj", spec.intermediate_size, rows, spec.mlp_bias),
-        loader.column_parallel("mlp.up_proj", spec.intermediate_size, rows, spec.mlp_bias),
-    )
-    return _pack_stacked(parts, ops)
+    return ops.pack_linear(*_stacked(parts))
 
 
 def _load_o(loader: _LayerLoader, ops: Ops) -> Linear:
@@ -128,16 +116,22 @@ def _load_o(loader: _LayerLoader, ops: Ops) -> Linear:
     return ops.pack_linear(*loader.row_parallel("self_attn.o_proj", num_columns, columns, has_bias))
 
 
-def _load_down(loader: _LayerLoader, ops: Ops) -> Linear:
+def _load_mlp(loader: _LayerLoader, ops: Ops) -> Linear:
     spec = loader.spec
-    columns = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
-    return ops.pack_linear(
-        *loader.row_parallel("mlp.down_proj", spec.intermediate_size, columns, spec.mlp_bias)
+    part = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
+    gate_up = _stacked(
+        (
+            loader.column_parallel("mlp.gate_proj", spec.intermediate_size, part, spec.mlp_bias),
+            loader.column_parallel("mlp.up_proj", spec.intermediate_size, part, spec.mlp_bias),
+        )
     )
+    down = loader.row_parallel("mlp.down_proj", spec.intermediate_size, part, spec.mlp_bias)
+    return ops.pack_mlp(*gate_up, *down)
 
 
-def _pack_stacked(parts: tuple[tuple[Tensor, Tensor | None], ...], ops: Ops) -> Linear:
-    """One projection that gives the parts' outputs side by side: one large matrix product."""
+def _stacked(parts: tuple[tuple[Tensor, Tensor | None], ...]) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of one projection that gives the parts' outputs side by side: one large
+    matrix product."""
     weight = torch.cat([weight for weight, _ in parts])
     biases = [bias for _, bias in parts if bias is not None]
-    return ops.pack_linear(weight, torch.cat(biases) if biases else None)
+    return weight, torch.cat(biases) if biases else None

@@ -98,7 +98,7 @@ class LlamaModel:
             x_TE = layer.o(attended_TE)
             all_reduce(x_TE)
             x_TE = ops.add_rms_norm(x_TE, residual_TE, layer.post_attention_norm_E, eps)
-            x_TE = layer.down(ops.silu_mul(layer.gate_up(x_TE)))
+            x_TE = layer.mlp(x_TE)
             all_reduce(x_TE)
             x_TE = ops.add_rms_norm(x_TE, residual_TE, self._next_norms[index], eps)
         return self._head(x_TE)

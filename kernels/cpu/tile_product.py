@@ -1,0 +1,183 @@
+"""out += x w for a tile that stays in registers: the inner loop of every product on the CPU.
+
+The register blocking is that of Goto and van de Geijn (2008, doi:10.1145/1356052.1356053): a tile
+of `num_rows` rows by PANEL columns is summed in registers while the loop runs along the depth;
+each step loads PANEL weights once and broadcasts one number of each row.
+
+Shapes: x_MK rows of float32, w_KN rows of PANEL elements in any storage, out_MN float32.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from pageray.kernels.cpu.memory import Pointer
+from pageray.kernels.cpu.vectors import (
+    F32,
+    I64,
+    LANES,
+    NUM_REGISTERS,
+    broadcast,
+    load_float_vector,
+    load_vector,
+    multiply_add,
+    storage_type,
+    store_float_vector,
+    zeros,
+)
+
+_VECTORS = 2
+PANEL = _VECTORS * LANES
+"""Columns of a tile."""
+HALF_PANEL = LANES
+MAX_ROWS = (NUM_REGISTERS - 4) // _VECTORS
+"""Rows of a tile: its sums, a row of weights and a broadcast number fill the registers."""
+_UNROLL = 4
+_MIN_SUMS = 8
+"""Sums that are in flight at once, so that the latency of one addition hides behind the others."""
+
+_Sums = list[list[ir.Value]]
+"""[row][vector]."""
+
+
+class _Loop:
+    """Emits the code for one number of rows."""
+
+    def __init__(self, builder: Any, cell: Any, num_rows: int, args: tuple[ir.Value, ...]) -> None:
+        self._builder = builder
+        self._cell = cell
+        self._num_rows = num_rows
+        x_at, self._x_stride, w_at, self._w_stride, self._depth, out_at, self._out_stride = args
+        self._x = builder.inttoptr(x_at, F32.as_pointer())
+        self._w = builder.inttoptr(w_at, storage_type(cell).as_pointer())
+        self._out = builder.inttoptr(out_at, F32.as_pointer())
+
+    def emit(self) -> None:
+        builder = self._builder
+        num_chains = max(1, min(_UNROLL, _MIN_SUMS // (self._num_rows * _VECTORS)))
+        first = [
+            [load_float_vector(builder, self._out_at(row, vector)) for vector in range(_VECTORS)]
+            for row in range(self._num_rows)
+        ]
+        empty = [[zeros() for _ in range(_VECTORS)] for _ in range(self._num_rows)]
+        chains = [first, *([empty] * (num_chains - 1))]
+        whole = builder.and_(self._depth, ir.Constant(I64, -_UNROLL))
+        chains = self._run(ir.Constant(I64, 0), whole, _UNROLL, chains)
+        sums = chains[0]
+        for other in chains[1:]:
+            sums = [
+                [builder.fadd(a, b) for a, b in zip(*rows, strict=True)]
+                for rows in zip(sums, other, strict=True)
+            ]
+        (sums,) = self._run(whole, self._depth, 1, [sums])
+        for row, vectors in enumerate(sums):
+            for index, vector in enumerate(vectors):
+                store_float_vector(builder, vector, self._out_at(row, index))
+
+    def _run(self, start: ir.Value, stop: ir.Value, step: int, chains: list[_Sums]) -> list[_Sums]:
+        """A loop over the depth; step u of an iteration adds to chain u modulo their number."""
+        builder = self._builder
+        before = builder.block
+        head = builder.append_basic_block("depth.head")
+        body = builder.append_basic_block("depth.body")
+        after = builder.append_basic_block("depth.end")
+        builder.branch(head)
+        builder.position_at_end(head)
+        k = builder.phi(I64)
+        k.add_incoming(start, before)
+        carried = [[[builder.phi(v.type) for v in row] for row in sums] for sums in chains]
+        _connect(carried, chains, before)
+        builder.cbranch(builder.icmp_signed("<", k, stop), body, after)
+        builder.position_at_end(body)
+        sums = list(carried)
+        for u in range(step):
+            chain = u % len(chains)
+            sums[chain] = self._step(builder.add(k, ir.Constant(I64, u)), sums[chain])
+        k.add_incoming(builder.add(k, ir.Constant(I64, step)), builder.block)
+        _connect(carried, sums, builder.block)
+        builder.branch(head)
+        builder.position_at_end(after)
+        return carried
+
+    def _step(self, k: ir.Value, sums: _Sums) -> _Sums:
+        builder = self._builder
+        w_at = builder.gep(self._w, [builder.mul(k, self._w_stride)])
+        weights = [
+            load_vector(builder, self._cell, builder.gep(w_at, [ir.Constant(I64, v * LANES)]))
+            for v in range(_VECTORS)
+        ]
+        result: _Sums = []
+        for row, vectors in enumerate(sums):
+            x = broadcast(builder, builder.load(builder.gep(self._x_at(row), [k]), align=4))
+            result.append(
+                [
+                    multiply_add(builder, x, weight, vector)
+                    for weight, vector in zip(weights, vectors, strict=True)
+                ]
+            )
+        return result
+
+    def _x_at(self, row: int) -> ir.Value:
+        offset = self._builder.mul(self._x_stride, ir.Constant(I64, row))
+        return self._builder.gep(self._x, [offset])
+
+    def _out_at(self, row: int, vector: int) -> ir.Value:
+        offset = self._builder.mul(self._out_stride, ir.Constant(I64, row))
+        offset = self._builder.add(offset, ir.Constant(I64, vector * LANES))
+        return self._builder.gep(self._out, [offset])
+
+
+def _connect(phis: list[_Sums], values: list[_Sums], block: ir.Block) -> None:
+    for phi_sums, value_sums in zip(phis, values, strict=True):
+        for phi_row, value_row in zip(phi_sums, value_sums, strict=True):
+            for phi, value in zip(phi_row, value_row, strict=True):
+                phi.add_incoming(value, block)
+
+
+def _tile_product(_: object, *args: types.Type) -> tuple[Any, Any]:
+    signature: Any = types.void(*args)
+
+    def lower(context: Any, builder: Any, signature: Any, args: tuple[ir.Value, ...]) -> Any:
+        num_rows, x_at, x_stride, w_pointer, *rest = args
+        cell = signature.args[3].types[1]
+        values = (x_at, x_stride, builder.extract_value(w_pointer, 0), *rest)
+        after = builder.append_basic_block("tile.end")
+        switch = builder.switch(num_rows, after)
+        for count in range(1, MAX_ROWS + 1):
+            block = builder.append_basic_block(f"tile.{count}")
+            switch.add_case(ir.Constant(I64, count), block)
+            builder.position_at_end(block)
+            _Loop(builder, cell, count, values).emit()
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return signature, lower
+
+
+def _typing(  # Numba passes arguments by position
+    _: object,
+    num_rows: types.Type,
+    x_at: types.Type,
+    x_stride: types.Type,
+    w_at: types.Type,
+    w_stride: types.Type,
+    depth: types.Type,
+    out_at: types.Type,
+    out_stride: types.Type,
+) -> tuple[Any, Any]:
+    return _tile_product(_, num_rows, x_at, x_stride, w_at, w_stride, depth, out_at, out_stride)
+
+
+tile_product = cast(
+    "Callable[[int, int, int, Pointer, int, int, int, int], None]", intrinsic(_typing)
+)
+"""(num_rows, x address, x stride, w pointer, w stride, depth, out address, out stride).
+
+out[m, n] += sum over k < depth of x[m, k] * w[k, n], for m < num_rows <= MAX_ROWS and n < PANEL.
+Addresses in bytes, strides of rows in elements. x and out are float32. For one row or two the sum
+runs in several chains that are added at the end; from three rows on k runs in order.
+"""
