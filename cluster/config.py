@@ -15,6 +15,7 @@ from pageray.cluster.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["none", "int8"]
 
 CpuCollectives = Literal["shared_memory", "gloo"]
 
@@ -31,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """auto: cuda where a device is visible, else cpu."""
     dtype: DtypeName = "auto"
     """auto: the model's own dtype; on a CPU without bfloat16 instructions, float32."""
+    quantization: Quantization = "none"
+    """int8: weights are rounded to 8 bits when they are loaded, with a scale per output. CPU only."""
     max_model_len: int | None = None
     """Longest prompt + output, in tokens. None: the model's context length."""
     max_num_seqs: int = 256
@@ -90,6 +93,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} is {value}; it must be positive.")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len is 1: no room for a prompt and an output token.")
+        if self.quantization != "none" and self.device == "cuda":
+            raise ConfigError(
+                f"quantization is {self.quantization!r} and device 'cuda'; there it must be 'none'."
+            )
         if self.block_size > MAX_BLOCK_SIZE:
             raise ConfigError(
                 f"block_size is {self.block_size}; the largest supported is {MAX_BLOCK_SIZE}."

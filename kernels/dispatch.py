@@ -7,6 +7,7 @@ import torch
 from pageray.kernels.ops import Ops
 
 OpsName = Literal["reference", "cpu", "gpu"]
+Quantization = Literal["none", "int8"]
 
 
 def ops_for(name: OpsName) -> Ops:
@@ -27,16 +28,20 @@ def ops_for(name: OpsName) -> Ops:
             return gpu.OPS
 
 
-def default_ops(device: torch.device) -> Ops:
-    """The fast implementation for tensors on `device`. Raises ValueError for a device that has
-    none."""
-    match device.type:
-        case "cpu":
+def default_ops(device: torch.device, quantization: Quantization = "none") -> Ops:
+    """The fast implementation for tensors on `device`, keeping weights as `quantization` says.
+    Raises ValueError for what has none."""
+    match device.type, quantization:
+        case "cpu", "none":
             return ops_for("cpu")
-        case "cuda":
+        case "cpu", "int8":
+            from pageray.kernels import cpu
+
+            return cpu.INT8_OPS
+        case "cuda", "none":
             return ops_for("gpu")
         case other:
             raise ValueError(
-                f"No kernels for device type {other!r}; use 'cpu' or 'cuda', or take the slow "
-                "ops_for('reference')."
+                f"No kernels for device type and quantization {other!r}; use 'cpu' with 'none' or "
+                "'int8', 'cuda' with 'none', or take the slow ops_for('reference')."
             )

@@ -4,10 +4,12 @@ Anatomy of a file: the formula, the launcher that checks and counts, the kernel 
 and the kernel that spreads the rows over threads.
 """
 
+from dataclasses import replace
+
 from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
-from pageray.kernels.cpu.linear import pack_linear
-from pageray.kernels.cpu.mlp import pack_mlp
+from pageray.kernels.cpu.linear import pack_linear, pack_linear_int8
+from pageray.kernels.cpu.mlp import pack_mlp, pack_mlp_int8
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
@@ -18,7 +20,7 @@ from pageray.kernels.cpu.warm_up import warm_up
 from pageray.kernels.cpu.write_kv import write_kv
 from pageray.kernels.ops import Ops
 
-__all__ = ["OPS", "warm_up"]
+__all__ = ["INT8_OPS", "OPS", "warm_up"]
 
 OPS = Ops(
     name="cpu",
@@ -35,3 +37,6 @@ OPS = Ops(
     draw_uniform=draw_uniform,
     sample=sample,
 )
+
+INT8_OPS = replace(OPS, name="cpu-int8", pack_linear=pack_linear_int8, pack_mlp=pack_mlp_int8)
+"""The same with weights rounded to 8 bits, which halves what a decode step reads."""

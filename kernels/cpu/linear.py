@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.matmul import multiply, panels_of
-from pageray.kernels.cpu.packed_weight import PackedWeight, check_bias, pack_weight
+from pageray.kernels.cpu.packed_weight import (
+    PackedWeight,
+    check_bias,
+    pack_weight,
+    pack_weight_int8,
+)
 from pageray.kernels.ops import Linear
 
 MAX_PANEL_ROWS = 8
@@ -28,6 +33,11 @@ def pack_linear(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
     if not multiplies_natively(weight_OE.dtype):
         return few_rows
     return _by_number_of_rows(few_rows, _onednn_linear(weight_OE, bias_O))
+
+
+def pack_linear_int8(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
+    """Like `pack_linear`, with weights of 8 bits and a scale per output."""
+    return PanelLinear(pack_weight_int8(weight_OE, bias_O))
 
 
 def multiplies_natively(dtype: torch.dtype) -> bool:

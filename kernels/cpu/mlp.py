@@ -14,7 +14,7 @@ from pageray.kernels.cpu.jit import jit, jit_threaded, num_threads, prange
 from pageray.kernels.cpu.linear import MAX_PANEL_ROWS, multiplies_natively, pack_linear
 from pageray.kernels.cpu.matmul import Panels, float_rows, multiply_units, panels_of
 from pageray.kernels.cpu.memory import Pointer, pointer
-from pageray.kernels.cpu.packed_weight import Pack, PackedWeight, pack_weight
+from pageray.kernels.cpu.packed_weight import Pack, PackedWeight, pack_weight, pack_weight_int8
 from pageray.kernels.cpu.silu_mul import silu_mul
 from pageray.kernels.cpu.tile_product import HALF_PANEL
 from pageray.kernels.ops import Linear
@@ -24,7 +24,7 @@ def pack_mlp(
     gate_up_2IE: Tensor, gate_up_bias: Tensor | None, down_EI: Tensor, down_bias: Tensor | None
 ) -> Linear:
     """Raises ValueError if shapes do not fit. Only packed forms are kept."""
-    few_rows = panel_mlp(gate_up_2IE, gate_up_bias, down_EI, down_bias, pack_weight)
+    few_rows = _panel_mlp(gate_up_2IE, gate_up_bias, down_EI, down_bias, pack_weight)
     if not multiplies_natively(down_EI.dtype):
         return few_rows
     gate_up = pack_linear(gate_up_2IE, gate_up_bias)
@@ -38,7 +38,14 @@ def pack_mlp(
     return mlp
 
 
-def panel_mlp(
+def pack_mlp_int8(
+    gate_up_2IE: Tensor, gate_up_bias: Tensor | None, down_EI: Tensor, down_bias: Tensor | None
+) -> Linear:
+    """Like `pack_mlp`, with weights of 8 bits and a scale per output."""
+    return _panel_mlp(gate_up_2IE, gate_up_bias, down_EI, down_bias, pack_weight_int8)
+
+
+def _panel_mlp(
     gate_up_2IE: Tensor,
     gate_up_bias: Tensor | None,
     down_EI: Tensor,

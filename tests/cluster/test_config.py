@@ -17,6 +17,8 @@ from pageray.cluster.errors import ConfigError
         ({"dtype": "int4"}, "Invalid enum value 'int4' - at `$.dtype`"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "below max_num_seqs (9)"),
         ({"gpu_memory_utilization": 1.5}, "at most 1"),
+        ({"quantization": "int8", "device": "cuda"}, "there it must be 'none'"),
+        ({"quantization": "int4"}, "Invalid enum value 'int4' - at `$.quantization`"),
         ({"max_model_len": 1}, "no room for a prompt"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),
     ],

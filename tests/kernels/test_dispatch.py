@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from pageray.kernels.dispatch import default_ops, ops_for
+from pageray.kernels.dispatch import Quantization, default_ops, ops_for
 
 
 def test_names() -> None:
@@ -18,8 +18,11 @@ def test_names() -> None:
 def test_default_by_device() -> None:
     assert default_ops(torch.device("cpu")) is ops_for("cpu")
     assert default_ops(torch.device("cuda", 0)) is ops_for("gpu")
-    with pytest.raises(ValueError, match="'meta'"):
-        default_ops(torch.device("meta"))
+    assert default_ops(torch.device("cpu"), "int8").name == "cpu-int8"
+    refused: tuple[tuple[str, Quantization], ...] = (("meta", "none"), ("cuda", "int8"))
+    for device, quantization in refused:
+        with pytest.raises(ValueError, match=f"'{device}', '{quantization}'"):
+            default_ops(torch.device(device), quantization)
 
 
 @pytest.mark.parametrize(("name", "absent"), [("reference", "numba"), ("cpu", "triton")])

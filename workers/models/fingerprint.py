@@ -22,7 +22,7 @@ _WITHOUT_EFFECT_ON_KV = ("max_position", "tie_word_embeddings", "bos_token_id", 
 """They decide when a sequence ends and what is sampled, not what is written to the cache."""
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, quantization: str = "none") -> str:
     """SHA-256, as 64 hexadecimal digits, of what decides the KV of a token sequence.
 
     Covered: every field of `ModelSpec` except `_WITHOUT_EFFECT_ON_KV` (so RoPE, windows, norms
@@ -30,7 +30,8 @@ def fingerprint(folder: Path) -> str:
     whole header (names, dtypes, shapes, offsets) and, of every tensor, up to 4096 bytes from its
     middle. A fine-tune changes its tensors throughout, so a sample of each tensor finds it; a
     change confined to bytes between the samples is not found. Reading all bytes would take
-    minutes for large models. Paths and time stamps do not count. Raises `ModelLoadError` as
+    minutes for large models. Weights that are rounded as they are loaded make another model:
+    `quantization` counts unless it is "none". Paths and time stamps do not count. Raises `ModelLoadError` as
     `ModelSpec.from_folder` and `read_header` do.
     """
     digest = hashlib.sha256(_FORMAT)
@@ -38,6 +39,8 @@ def fingerprint(folder: Path) -> str:
     for path in weight_files(folder):
         for part in _identifying_parts(read_header(path)):
             digest.update(part)
+    if quantization != "none":
+        digest.update(quantization.encode())
     return digest.hexdigest()
 
 

@@ -14,6 +14,7 @@ from pageray.cluster.memory_plan import PageLayout, blocks_for_tokens, blocks_th
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.cluster.step import NewSequence, SampleRequest, ScheduledChunk, StepPlan, StepResult
 from pageray.kernels.dispatch import default_ops
+from pageray.kernels.ops import Ops
 from pageray.workers.models.fingerprint import fingerprint
 from pageray.workers.models.llama import LlamaModel, load_model
 from pageray.workers.models.spec import ModelSpec
@@ -57,7 +58,7 @@ class Rank:
         self._shard = partition_heads(self._spec.num_heads, self._spec.num_kv_heads, tp.size)[
             tp.rank
         ]
-        self._ops = default_ops(device)
+        self._ops = _pick_ops(config, device)
         self._layout = PageLayout(
             num_layers=self._spec.num_layers,
             num_kv_heads=self._shard.num_kv_heads,
@@ -99,7 +100,7 @@ class Rank:
             kv_heads=(self._shard.kv_start, self._shard.kv_end),
             dtype=str(self._dtype).removeprefix("torch."),
             kv_dtype=str(self._kv_dtype).removeprefix("torch."),
-            model_fingerprint=fingerprint(self._folder),
+            model_fingerprint=fingerprint(self._folder, self._config.quantization),
             vocab_size=self._spec.vocab_size,
             max_position=self._spec.max_position,
             eos_token_ids=self._spec.eos_token_ids,
@@ -255,6 +256,14 @@ def pick_device(config: EngineConfig, index: int) -> torch.device:
     if config.device == "cuda":
         raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device: cpu.")
     return torch.device("cpu")
+
+
+def _pick_ops(config: EngineConfig, device: torch.device) -> Ops:
+    """Raises `ConfigError` when the weights cannot be kept on this device as configured."""
+    try:
+        return default_ops(device, config.quantization)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def compute_dtype(config: EngineConfig, spec: ModelSpec, device: torch.device) -> torch.dtype:

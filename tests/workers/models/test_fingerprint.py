@@ -64,3 +64,8 @@ def test_one_changed_tensor_changes_it(folder: Path) -> None:
     tensors["model.layers.1.self_attn.k_proj.weight"] *= 1.001
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
     assert fingerprint(folder) != before
+
+
+def test_weights_rounded_at_loading_make_another_model(folder: Path) -> None:
+    assert fingerprint(folder, "int8") != fingerprint(folder)
+    assert fingerprint(folder, "none") == fingerprint(folder)
