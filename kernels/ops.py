@@ -9,6 +9,7 @@ Three packages implement the same signatures: `reference/` (plain torch, the def
 correct), `cpu/` (Numba and oneDNN) and `gpu/` (Triton). `dispatch.py` hands out a filled `Ops`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,6 +39,46 @@ class RaggedBatch:
         default_factory=dict[object, object], init=False, compare=False, repr=False
     )
     """What an implementation has worked out from the above, for the other layers of the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """How one layer's attention turns products into weights. For a query of head h and a key,
+
+        s = (q . k) * scale * k_scale            k as stored: the true key is k * k_scale
+        s = softcap * tanh(s / softcap)          if softcap > 0
+        s = -inf                                 where the key is masked
+        out = v_scale * sum_j e^(s_j) v_j / (sum_j e^(s_j) + e^(sinks_H[h]))
+
+    with the last term of the denominator only if there are sinks. The sink is compared with scaled
+    and capped scores; it takes weight and has no value. Raises ValueError for numbers out of range.
+    """
+
+    scale: float
+    window: int = 0
+    """A query at position p sees keys p - window + 1 .. p; 0: all up to p."""
+    softcap: float = 0.0
+    """Bounds the scores to -softcap .. softcap; 0: no bound."""
+    sinks_H: Tensor | None = None
+    """float32 [H], contiguous."""
+    k_scale: float = 1.0
+    """What one unit of a stored K is worth; `Ops.write_kv` divides by it."""
+    v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ValueError(f"window is {self.window}; it must be positive, or 0 for none")
+        # Written so that a NaN is refused too.
+        if not 0.0 <= self.softcap < math.inf:
+            raise ValueError(f"softcap is {self.softcap}; it must be positive, or 0 for none")
+        check_kv_scales(self.k_scale, self.v_scale)
+
+
+def check_kv_scales(k_scale: float, v_scale: float) -> None:
+    """Raise ValueError unless stored keys and values can be divided by their scales."""
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"{name} is {scale}; it must be positive and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +130,34 @@ class Linear(Protocol):
     def __call__(self, x_TE: Tensor) -> Tensor: ...
 
 
+class WriteKv(Protocol):
+    """Token t goes to flat token slot s = slot_mapping[t]: block s // P, slot s % P. s = -1 skips
+    the token. slot_mapping_T is int64; kv_B2KPD is one layer of the pool: a strided view with
+    contiguous [P, D] tiles; plane 0 is K, plane 1 is V.
+
+    Stored is k / k_scale and v / v_scale, computed in float32 and rounded to the pool's dtype. In
+    float8_e4m3fn, which has no infinity, numbers beyond +-448 become +-448; NaN stays NaN.
+    """
+
+    def __call__(
+        self,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        kv_B2KPD: Tensor,
+        slot_mapping_T: Tensor,
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class Ops:
     """One implementation of every operation. Every tensor lives on the same device.
 
     Unless said otherwise activations are float32, bfloat16 or float16 and reductions run in
-    float32. No operation reads a token slot at or past a sequence's kv_len, nor a block outside
+    float32. The pool is of one of these dtypes, or float8_e4m3fn: `reference/` takes it, `gpu/` on
+    NVIDIA devices of compute capability 8.9 or later, `cpu/` does not. No operation reads a token slot at or past a sequence's kv_len, nor a block outside
     its block table: those may hold anything, NaN included.
     """
 
@@ -124,20 +187,16 @@ class Ops:
     silu_mul: Callable[[Tensor], Tensor]
     """(gate_up_T2I) -> y_TI = silu(gate) * up; gate is the first half of a row."""
 
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    """(k_TKD, v_TKD, kv_B2KPD, slot_mapping_T int64): token t goes to flat token slot s =
-    slot_mapping[t]: block s // P, slot s % P. s = -1 skips the token. kv_B2KPD is one layer of
-    the pool: a strided view with contiguous [P, D] tiles; plane 0 is K, plane 1 is V. Values are
-    cast to the pool's dtype."""
+    write_kv: WriteKv
+    """K and V of the step's tokens go to their token slots."""
 
     copy_blocks: Callable[[Tensor, Tensor], None]
     """(pool: first dim B, any trailing shape; pairs_C2 int64 (source, destination)). Copies
     whole records. No block is both a source and a destination, and no destination repeats."""
 
-    paged_attention: Callable[[Tensor, Tensor, RaggedBatch, float, int], Tensor]
-    """(q_THD, kv_B2KPD, batch, scale, window) -> out_THD, causal softmax(q k^T * scale) v.
-    Query head h reads KV head h // (H / K). window > 0: a query at position p sees keys
-    p - window + 1 .. p; 0: all. Any mix of prefill chunks and decodes in one call."""
+    paged_attention: Callable[[Tensor, Tensor, RaggedBatch, AttentionOptions], Tensor]
+    """(q_THD, kv_B2KPD, batch, options) -> out_THD, causal attention as `AttentionOptions` says.
+    Query head h reads KV head h // (H / K). Any mix of prefill chunks and decodes in one call."""
 
     apply_penalties: Callable[[Tensor, PenaltyRows], None]
     """(logits_RV float32, penalties) in place. Repetition first (positive logits are divided,

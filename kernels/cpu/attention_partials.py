@@ -15,8 +15,11 @@ from pageray.kernels.cpu.numerics import INFINITY, ONE, ZERO, exp_of_negative, n
 Partials = tuple[Array, Array, Array]
 """sum [rows, D], largest [rows], total [rows]; row = place * query heads + head."""
 
+NO_SINKS = 0
+"""Stands for the address of sinks_H where there are none."""
+
 OutputShape = tuple[int, int, int]
-"""Query heads H, head dim D, address of sinks_H float32 (0: there are none)."""
+"""Query heads H, head dim D, address of sinks_H float32 or NO_SINKS."""
 
 
 @jit
@@ -42,16 +45,20 @@ def store_row(
 ) -> None:
     """out[token, head] = sum / total, the head's sink counted in."""
     num_heads, head_dim, sinks_at = shape
+    if sinks_at != NO_SINKS:
+        total = _with_sink(largest, total, flat((sinks_at, ZERO), head)[0])
     factor = ONE / total
-    if sinks_at != 0:
-        sink = flat((sinks_at, ZERO), head)[0]
-        top = larger_of(largest, sink)
-        reference = top if top != -INFINITY else ZERO
-        scale = exp_of_negative(largest - reference)
-        factor = scale / (total * scale + exp_of_negative(sink - reference))
     out = flat(out_at, (token * num_heads + head) * head_dim)
     for d in range(head_dim):
         out[d] = narrow(sum_D[d] * factor, out)
+
+
+@jit
+def _with_sink(largest: float, total: float, sink: float) -> float:
+    """total + exp(sink - largest): infinite when nothing but the sink counts."""
+    above = sink - largest
+    e = exp_of_negative(-above if above > ZERO else above)
+    return total + (ONE / e if above > ZERO else e)
 
 
 @jit

@@ -14,12 +14,12 @@ from pageray.kernels.cpu.jit import jit
 from pageray.kernels.cpu.memory import Array, Pointer, flat
 from pageray.kernels.cpu.numerics import (
     INFINITY,
-    ONE,
     ZERO,
     exp_of_negative,
     from_order_key,
     larger,
     order_key,
+    tanh,
     widen,
 )
 from pageray.kernels.cpu.pages import PageLayout
@@ -29,7 +29,6 @@ from pageray.kernels.cpu.turn_keys import turn_keys
 TILE_KEYS = 64
 """A multiple of PANEL."""
 _FEW_ROWS = 2 * MAX_DOT_ROWS
-_TWO = ONE + ONE
 
 Scratch = tuple[Array, Array, Array, Array, Array, Array, Array]
 """q_MD (scaled), k_DJ, v_JDP, weights_MJ, sum_MDP, largest_M, total_M of one thread."""
@@ -182,14 +181,12 @@ def _weigh(
 
 
 @jit
-def cap_scores(weights_J: Array, num_keys: int, softcap: float) -> None:
-    """s becomes softcap * tanh(s / softcap)."""
-    for j in range(num_keys):
-        x = weights_J[j] / softcap
-        # e^-2|x| never overflows.
-        e = exp_of_negative(-_TWO * (x if x > ZERO else -x))
-        size = softcap * (ONE - e) / (ONE + e)
-        weights_J[j] = size if x > ZERO else -size
+def cap_scores(weights_MJ: Array, num_rows: int, num_keys: int, softcap: float) -> None:
+    """weights = softcap tanh(weights / softcap) for the first rows and keys."""
+    for row in range(num_rows):
+        weights_J = weights_MJ[row]
+        for key in range(num_keys):
+            weights_J[key] = softcap * tanh(weights_J[key] / softcap)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""out = softmax(q k^T * scale + causal mask) v over paged K and V, with an online softmax.
+"""Causal attention as `AttentionOptions` has it over paged K and V, with an online softmax.
 
 For each tile of keys, with m the largest score so far (Milakov and Gimelshein 2018,
 arXiv:1805.02867; tiles: Dao et al. 2022, arXiv:2205.14135):
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.attention_partials import (
+    NO_SINKS,
     OutputShape,
     Partials,
     keep_partial,
@@ -58,37 +59,39 @@ from pageray.kernels.cpu.memory import (
     require_shape,
 )
 from pageray.kernels.cpu.numerics import INFINITY, ZERO, float32, widen
-from pageray.kernels.cpu.pages import PageLayout, page_layout
+from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
 from pageray.kernels.cpu.work_counter import fetch_add_one
-from pageray.kernels.ops import RaggedBatch
+from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 _Query = tuple[int, int, int, int, float, int, float]
 """Token stride and head stride of q, table width, group (query heads per KV head), scale,
-window, soft cap."""
+window, softcap (0: none)."""
 
 
 def paged_attention(
-    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, scale: float, window: int
+    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, options: AttentionOptions
 ) -> Tensor:
     """A new [T, H, D] tensor of q's dtype; `Ops.paged_attention` has the contract.
 
-    Raises ValueError when shapes contradict each other or a block id is outside the pool.
+    Raises ValueError when shapes contradict each other or a block id is outside the pool, and for
+    KV scales other than 1: they belong to 8-bit pools, which the CPU has none of.
     """
     layout = page_layout(kv_B2KPD)
-    _check(q_THD, kv_B2KPD, window)
+    _check(q_THD, kv_B2KPD)
+    require_unscaled(options.k_scale, options.v_scale)
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads = kv_B2KPD.shape[2]
     group = num_heads // num_kv_heads
-    plan = _plan(batch, kv_B2KPD, group, window)
+    plan = _plan(batch, kv_B2KPD, group, options.window)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
     query = (
         q_THD.stride(0),
         q_THD.stride(1),
         batch.block_tables_SN.shape[1],
         group,
-        scale,
-        window,
-        0.0,
+        options.scale,
+        options.window,
+        options.softcap,
     )
     args = (
         pointer(q_THD),
@@ -101,7 +104,7 @@ def paged_attention(
         plan.merges,
         plan.num_places,
         pointer(out_THD),
-        (num_heads, head_dim, 0),
+        (num_heads, head_dim, _sinks_address(options.sinks_H, num_heads)),
     )
     num_parts = num_threads(num_tokens * num_kv_heads * head_dim * batch.max_kv_len)
     if num_parts == 1:
@@ -123,7 +126,15 @@ def _plan(batch: RaggedBatch, kv_B2KPD: Tensor, group: int, window: int) -> Atte
     return cast("AttentionPlan", plan)
 
 
-def _check(q_THD: Tensor, kv_B2KPD: Tensor, window: int) -> None:
+def _sinks_address(sinks_H: Tensor | None, num_heads: int) -> int:
+    if sinks_H is None:
+        return NO_SINKS
+    require_shape("sinks", sinks_H, num_heads)
+    require_dtype("sinks", sinks_H, torch.float32)
+    return pointer(sinks_H)[0]
+
+
+def _check(q_THD: Tensor, kv_B2KPD: Tensor) -> None:
     require_float("q", q_THD)
     num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
     require_shape("q", q_THD, q_THD.shape[0], q_THD.shape[1], head_dim)
@@ -131,8 +142,6 @@ def _check(q_THD: Tensor, kv_B2KPD: Tensor, window: int) -> None:
         raise ValueError(
             f"q has {q_THD.shape[1]} heads; it must be a multiple of the {num_kv_heads} KV heads"
         )
-    if window < 0:
-        raise ValueError(f"window is {window}; it must be positive, or 0 for none")
 
 
 def _check_batch(batch: RaggedBatch) -> None:
@@ -312,9 +321,9 @@ def _attend_item(
         # Tiles start at multiples of TILE_KEYS, so rounding does not depend on the chunking.
         stop = min(item[END_KEY], (start // TILE_KEYS + 1) * TILE_KEYS)
         score_keys(kv_at, layout, place, table, start, stop, scratch, num_rows)
+        if softcap > 0.0:
+            cap_scores(weights_MJ, num_rows, stop - start, float32(softcap))
         for row in range(num_rows):
-            if softcap > 0.0:
-                cap_scores(weights_MJ[row], stop - start, float32(softcap))
             position = queries[row // group, POSITION]
             first, end = attends_in_tile(position, window, start, stop - start)
             update_row(scratch, row, first, end, stop - start)

@@ -22,3 +22,12 @@ def page_layout(kv_B2KPD: Tensor) -> PageLayout:
             f"({head_dim}), so that a head's page is one run of bytes"
         )
     return block_stride, plane_stride, head_stride, num_kv_heads, block_size, head_dim
+
+
+def require_unscaled(k_scale: float, v_scale: float) -> None:
+    """Raise ValueError unless both are 1."""
+    if k_scale != 1.0 or v_scale != 1.0:
+        raise ValueError(
+            f"k_scale is {k_scale} and v_scale {v_scale}; on the CPU both must be 1: its pools are "
+            "float32, bfloat16 or float16, and keep K and V as they are"
+        )

@@ -17,7 +17,7 @@ from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from pageray.kernels.cpu.rope import apply_rope
 from pageray.kernels.cpu.sample import sample
 from pageray.kernels.cpu.write_kv import write_kv
-from pageray.kernels.ops import PenaltyRows, RaggedBatch, SamplingRows
+from pageray.kernels.ops import AttentionOptions, PenaltyRows, RaggedBatch, SamplingRows
 
 
 def is_cold() -> bool:
@@ -68,7 +68,7 @@ def _run_layer(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.d
         max_query_len=1,
         max_kv_len=num_tokens,
     )
-    paged_attention(q_THD[:1], pool, batch, 1.0, 0)
+    paged_attention(q_THD[:1], pool, batch, AttentionOptions(scale=1.0))
 
 
 def _run_products(num_inputs: int, dtype: torch.dtype) -> None:

@@ -14,17 +14,27 @@ from pageray.kernels.cpu.memory import (
     require_shape,
 )
 from pageray.kernels.cpu.numerics import narrow, widen
-from pageray.kernels.cpu.pages import PageLayout, page_layout
+from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
 
 _Heads = tuple[int, int]
 """Token stride and head stride."""
 
 
-def write_kv(k_TKD: Tensor, v_TKD: Tensor, kv_B2KPD: Tensor, slot_mapping_T: Tensor) -> None:
-    """Write token t to slot s % P of block s // P, s = slot_mapping[t]; s = -1 skips the token.
+def write_kv(
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    kv_B2KPD: Tensor,
+    slot_mapping_T: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """`WriteKv` has the contract.
 
-    Raises ValueError, before anything is written, if a slot lies outside the pool.
+    Raises ValueError, before anything is written, if a slot lies outside the pool or a scale is
+    not 1.
     """
+    require_unscaled(k_scale, v_scale)
     layout = page_layout(kv_B2KPD)
     num_blocks, _, num_kv_heads, block_size, head_dim = kv_B2KPD.shape
     num_tokens = slot_mapping_T.shape[0]

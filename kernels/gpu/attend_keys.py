@@ -4,7 +4,7 @@ Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) in base 2. Per ro
 seen so far: m the largest score, l = sum 2^(s - m), acc = sum 2^(s - m) v. A tile with scores s
 takes (m, l, acc) to
     m' = max(m, max s),   l' = 2^(m - m') l + sum 2^(s - m'),   acc' likewise.
-The result is acc / l; the scale comes with a factor log2(e), so that 2^s = e^(q k * scale).
+The result is acc / l (`attention_epilogue.py`); scores are in base 2 (`score_scales.py`).
 
 Shapes: M packed rows, J keys of a tile, D head dim.
 """
@@ -46,7 +46,9 @@ def attend_keys(
     stride_kv_B,
     first_key,
     end_key,
-    scale_log2,
+    score_scale,
+    softcap_log2,
+    IS_CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -75,7 +77,9 @@ def attend_keys(
         # A slot outside the range may hold NaN, and 0 * NaN is NaN: both loads fill with zeros.
         k_JD = tl.load(k_ptr + slot_JD, mask=mask_JD, other=0.0).to(q_MD.dtype)
         v_JD = tl.load(v_ptr + slot_JD, mask=mask_JD, other=0.0).to(q_MD.dtype)
-        s_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee") * scale_log2
+        s_MJ = tl.dot(q_MD, tl.trans(k_JD), input_precision="ieee") * score_scale
+        if IS_CAPPED:
+            s_MJ = softcap_log2 - 2 * softcap_log2 / (1 + tl.exp2(s_MJ))
         is_visible_MJ = is_read_J[None, :] & (key_J[None, :] <= position_M[:, None])
         if WINDOW > 0:
             is_visible_MJ &= key_J[None, :] > position_M[:, None] - WINDOW

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pageray.kernels.gpu.precision import FLOAT_DTYPES
+from pageray.kernels.gpu.precision import FLOAT_DTYPES, KV_DTYPES
 
 
 def check_dtype(name: str, tensor: Tensor, allowed: Sequence[torch.dtype] = FLOAT_DTYPES) -> None:
@@ -56,7 +56,9 @@ def check_vector(name: str, tensor: Tensor, length: int, dtype: torch.dtype) -> 
 
 def check_kv_layer(kv_B2KPD: Tensor) -> None:
     """Raise unless this is one layer of a pool: K and V planes of contiguous [P, D] tiles."""
-    check_dtype("kv_B2KPD", kv_B2KPD)
+    check_dtype("kv_B2KPD", kv_B2KPD, KV_DTYPES)
+    if kv_B2KPD.dtype is torch.float8_e4m3fn and kv_B2KPD.device.type == "cuda":
+        check_e4m3(torch.cuda.get_device_capability(kv_B2KPD.device), torch.version.hip)
     check_ndim("kv_B2KPD", kv_B2KPD, 5)
     _, planes, _, block_size, head_dim = kv_B2KPD.shape
     if planes != 2:
@@ -65,4 +67,18 @@ def check_kv_layer(kv_B2KPD: Tensor) -> None:
         raise ValueError(
             f"kv_B2KPD has strides {kv_B2KPD.stride()}; its [P, D] = [{block_size}, {head_dim}] "
             f"tiles must be contiguous (strides {head_dim}, 1)."
+        )
+
+
+def check_e4m3(capability: tuple[int, int], hip_version: str | None) -> None:
+    """Raise ValueError unless a device of this capability converts float8_e4m3fn."""
+    if hip_version is not None:
+        raise ValueError(
+            f"A float8_e4m3fn pool needs an NVIDIA device; this one is AMD's (HIP {hip_version}), "
+            "whose own 8-bit format is another (float8_e4m3fnuz). Use a 16-bit pool."
+        )
+    if capability < (8, 9):
+        raise ValueError(
+            "A float8_e4m3fn pool needs compute capability 8.9 or later; the device has "
+            f"{capability[0]}.{capability[1]}. Use a 16-bit pool."
         )

@@ -25,11 +25,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from pageray.kernels.gpu.attention_variants import PLAIN, VARIANTS, AttentionVariant
 from pageray.kernels.gpu.launch import ENABLE_FP_FUSION, Launch
-from pageray.kernels.gpu.model_launches import MODEL_SHAPES, ModelShape, launches_of
+from pageray.kernels.gpu.model_launches import MODEL_SHAPES, VARIANT_SHAPES, ModelShape, launches_of
 
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that one thread block may take, by compute capability (CUDA programming guide)."""
+
+
+_MIN_E4M3_CAPABILITY = 89
+"""Below it Triton does not compile float8_e4m3fn; `checks.check_e4m3` refuses it there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,7 @@ class CompileTarget:
     """80, 90 or 100."""
     shape: ModelShape
     dtype: torch.dtype
+    variant: AttentionVariant = PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +69,24 @@ class KernelReport:
 
 
 def all_targets() -> list[CompileTarget]:
-    """Every capability, model shape and 16-bit dtype."""
-    return [
+    """Every capability, model shape and 16-bit dtype; then the variants."""
+    plain = [
         CompileTarget(capability=capability, shape=shape, dtype=dtype)
         for capability in SHARED_LIMIT_BYTES
         for shape in MODEL_SHAPES
         for dtype in (torch.bfloat16, torch.float16)
+    ]
+    return plain + variant_targets()
+
+
+def variant_targets() -> list[CompileTarget]:
+    """Every variant that a capability can run, for every head dim, in bfloat16."""
+    return [
+        CompileTarget(capability=capability, shape=shape, dtype=torch.bfloat16, variant=variant)
+        for capability in SHARED_LIMIT_BYTES
+        for shape in VARIANT_SHAPES
+        for variant in VARIANTS
+        if variant.kv_dtype is None or capability >= _MIN_E4M3_CAPABILITY
     ]
 
 
@@ -77,7 +95,7 @@ def compile_all(targets: Iterable[CompileTarget]) -> list[KernelReport]:
     return [
         compile_launch(launch, target)
         for target in targets
-        for launch in launches_of(target.shape, target.dtype)
+        for launch in launches_of(target.shape, target.dtype, target.variant)
     ]
 
 
@@ -134,11 +152,12 @@ _TYPE_NAMES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.int64: "i64",
     torch.int32: "i32",
 }
 
-_Constant = int | bool | tl.dtype
+_Constant = int | bool | tl.dtype | None
 
 
 def _source(kernel: "_Jitted", launch: Launch) -> ASTSource:
@@ -147,7 +166,10 @@ def _source(kernel: "_Jitted", launch: Launch) -> ASTSource:
     attributes: dict[tuple[int], list[list[str | int]]] = {}
     for position, name in enumerate(kernel.arg_names):
         value = launch.args[name] if name in launch.args else launch.constants[name]
-        is_constant = name in launch.constants or (isinstance(value, int) and value == 1)
+        # A tensor left out is a constant to the JIT, as a 1 is.
+        is_constant = (
+            name in launch.constants or value is None or (isinstance(value, int) and value == 1)
+        )
         if is_constant and not isinstance(value, (Tensor, float)):
             signature[name] = "constexpr"
             constants[position,] = value
@@ -181,13 +203,15 @@ def _resource_usage(cubin: bytes) -> tuple[int, int]:
 def format_report(reports: Sequence[KernelReport]) -> str:
     """A table, one kernel a line, ending in how many do not fit."""
     lines = [
-        f"{'target':<8}{'model':<18}{'dtype':<10}{'kernel':<26}{'regs':>5}{'shared':>9}{'spill':>7}"
+        f"{'target':<8}{'model':<18}{'dtype':<10}{'variant':<18}{'kernel':<26}"
+        f"{'regs':>5}{'shared':>9}{'spill':>7}"
     ]
     for report in reports:
         target = report.target
         dtype = str(target.dtype).removeprefix("torch.")
         lines.append(
-            f"sm_{target.capability:<5}{target.shape.name:<18}{dtype:<10}{report.kernel:<26}"
+            f"sm_{target.capability:<5}{target.shape.name:<18}{dtype:<10}"
+            f"{target.variant.name:<18}{report.kernel:<26}"
             f"{report.registers:>5}{report.shared_bytes:>9}{report.local_bytes:>7}"
             f"{'' if report.fits else '  <- does not fit'}"
         )

@@ -35,7 +35,8 @@ class Launch:
 
     kernel: Kernel
     grid: tuple[int, ...]
-    args: Mapping[str, Tensor | int | float]
+    args: Mapping[str, Tensor | int | float | None]
+    """None stands for a tensor that the kernel can do without; Triton makes it a constant."""
     constants: Mapping[str, int | bool | tl.dtype]
     num_warps: int = 4
     num_stages: int = 1
@@ -65,7 +66,7 @@ def run(launch: Launch) -> None:
         )
 
 
-def _common_device(args: Mapping[str, Tensor | int | float]) -> torch.device:
+def _common_device(args: Mapping[str, Tensor | int | float | None]) -> torch.device:
     devices = {name: arg.device for name, arg in args.items() if isinstance(arg, Tensor)}
     distinct = set(devices.values())
     if len(distinct) != 1:

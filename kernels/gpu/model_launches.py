@@ -4,11 +4,12 @@ For `compile_report.py`: nothing here can run.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pageray.kernels.gpu.attention_variants import PLAIN, AttentionVariant
 from pageray.kernels.gpu.copy_blocks import as_word_records, copy_blocks_launch
 from pageray.kernels.gpu.draw_uniform import draw_uniform_launch
 from pageray.kernels.gpu.launch import Launch
@@ -19,12 +20,11 @@ from pageray.kernels.gpu.rope import rope_launch
 from pageray.kernels.gpu.sample import sample_launch
 from pageray.kernels.gpu.silu_mul import silu_mul_launch
 from pageray.kernels.gpu.write_kv import write_kv_launch
-from pageray.kernels.ops import PenaltyRows, RaggedBatch, SamplingRows
+from pageray.kernels.ops import AttentionOptions, PenaltyRows, RaggedBatch, SamplingRows
 
 _TOKENS = 96
 _SEQUENCES = 24
-_BLOCK_SIZE = 16
-_TABLE_WIDTH = 256
+_KV_LEN = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,42 +95,68 @@ GEMMA_3_12B = ModelShape(
 )
 MODEL_SHAPES = (LLAMA_3_8B, LLAMA_3_70B_TP8, QWEN3_32B_TP4, SMOLLM2_135M, GEMMA_3_12B)
 
+PHI_3_MINI = ModelShape(
+    name="Phi-3-mini",
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=96,
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_layers=32,
+    vocab_size=32064,
+)
+_HEAD_DIM_192 = replace(LLAMA_3_8B, name="head dim 192", head_dim=192)
+VARIANT_SHAPES = (SMOLLM2_135M, PHI_3_MINI, LLAMA_3_8B, _HEAD_DIM_192, GEMMA_3_12B)
+"""One of every head dim."""
 
-def launches_of(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
-    """One launch of every kernel at this shape, on tensors without memory."""
-    yield from _layer_launches(shape, dtype)
-    yield from _attention_launches(shape, dtype)
-    yield from _sampling_launches(shape)
+
+def launches_of(
+    shape: ModelShape, dtype: torch.dtype, variant: AttentionVariant = PLAIN
+) -> Iterator[Launch]:
+    """One launch of every kernel at this shape, on tensors without memory; of a variant, of those
+    that touch the pool."""
+    if variant is PLAIN:
+        yield from _layer_launches(shape, dtype)
+        yield from _sampling_launches(shape)
+    yield from _pool_launches(shape, dtype, variant)
 
 
 def _layer_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
     x_TE = _meta((_TOKENS, shape.hidden_size), dtype)
     weight_E = _meta((shape.hidden_size,), dtype)
     yield add_rms_norm_launch(x_TE, x_TE, weight_E, x_TE, 1e-6)
-    q_THD, k_TKD, v_TKD = _qkv(shape, dtype)
+    q_THD, k_TKD, _ = _qkv(shape, dtype)
     yield rms_norm_launch(q_THD, _meta((shape.head_dim,), dtype), torch.empty_like(q_THD), 1e-6)
     yield rope_launch(q_THD, k_TKD, _meta((_TOKENS,)), _meta((4096, shape.head_dim), torch.float))
     gate_up_T2I = _meta((_TOKENS, 2 * shape.intermediate_size), dtype)
     yield silu_mul_launch(gate_up_T2I, _meta((_TOKENS, shape.intermediate_size), dtype))
-    pool = _pool(shape, dtype)
-    yield write_kv_launch(k_TKD, v_TKD, pool[:, 0], _meta((_TOKENS,)))
+
+
+def _pool_launches(
+    shape: ModelShape, dtype: torch.dtype, variant: AttentionVariant
+) -> Iterator[Launch]:
+    """Writing, copying, and the attention of a mixed batch: decode, merge and prefill."""
+    q_THD, k_TKD, v_TKD = _qkv(shape, dtype)
+    record = (shape.num_layers, 2, shape.num_kv_heads, variant.block_size, shape.head_dim)
+    pool = _meta((1024, *record), variant.kv_dtype or dtype)
+    kv_B2KPD = pool[:, 0]
+    yield write_kv_launch(k_TKD, v_TKD, kv_B2KPD, _meta((_TOKENS,)))
     yield copy_blocks_launch(as_word_records(pool), _meta((3, 2)))
-
-
-def _attention_launches(shape: ModelShape, dtype: torch.dtype) -> list[Launch]:
-    """Of a mixed batch: decode, merge and prefill."""
-    q_THD, _, _ = _qkv(shape, dtype)
     batch = RaggedBatch(
         query_starts_S1=_meta((_SEQUENCES + 1,), torch.int32),
         kv_lens_S=_meta((_SEQUENCES,), torch.int32),
-        block_tables_SN=_meta((_SEQUENCES, _TABLE_WIDTH), torch.int32),
+        block_tables_SN=_meta((_SEQUENCES, _KV_LEN // variant.block_size), torch.int32),
         max_query_len=_TOKENS - _SEQUENCES + 1,
-        max_kv_len=_TABLE_WIDTH * _BLOCK_SIZE,
+        max_kv_len=_KV_LEN,
     )
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-    scale = shape.head_dim**-0.5
-    kv_B2KPD = _pool(shape, dtype)[:, 0]
-    return attention_launches(q_THD, kv_B2KPD, batch, out_THD, scale, shape.window)
+    options = AttentionOptions(
+        scale=shape.head_dim**-0.5,
+        window=shape.window if variant.window is None else variant.window,
+        softcap=variant.softcap,
+        sinks_H=_meta((shape.num_heads,), torch.float) if variant.has_sinks else None,
+    )
+    yield from attention_launches(q_THD, kv_B2KPD, batch, out_THD, options)
 
 
 def _sampling_launches(shape: ModelShape) -> Iterator[Launch]:
@@ -170,8 +196,3 @@ def _qkv(shape: ModelShape, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]
     qkv_THD = _meta((_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), dtype)
     first_k, first_v = shape.num_heads, shape.num_heads + shape.num_kv_heads
     return qkv_THD[:, :first_k], qkv_THD[:, first_k:first_v], qkv_THD[:, first_v:]
-
-
-def _pool(shape: ModelShape, dtype: torch.dtype) -> Tensor:
-    record = (shape.num_layers, 2, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim)
-    return _meta((1024, *record), dtype)

@@ -1,4 +1,4 @@
-"""out = softmax(q k^T * scale + causal mask) v, with K and V read through the block table.
+"""Causal attention as `AttentionOptions` has it, K and V read through the block table.
 
 Sequences of few queries go to `paged_decode.py`, which splits their keys over many programs;
 the others go to `paged_prefill.py`. Both kernels are launched over the whole batch and skip what
@@ -7,8 +7,6 @@ the device.
 
 Shapes: q_THD maybe strided; kv_B2KPD one layer of the pool; out_THD contiguous.
 """
-
-import math
 
 import torch
 import triton
@@ -34,16 +32,16 @@ from pageray.kernels.gpu.paged_decode import (
 )
 from pageray.kernels.gpu.paged_prefill import prefill_launch
 from pageray.kernels.gpu.precision import common_dtype
-from pageray.kernels.ops import RaggedBatch
+from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 
 def paged_attention(
-    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, scale: float, window: int
+    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, options: AttentionOptions
 ) -> Tensor:
     """A new contiguous [T, H, D] tensor of q's dtype; `Ops.paged_attention` has the contract."""
-    _check(q_THD, kv_B2KPD, batch, window)
+    _check(q_THD, kv_B2KPD, batch, options.sinks_H)
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-    for launch in attention_launches(q_THD, kv_B2KPD, batch, out_THD, scale, window):
+    for launch in attention_launches(q_THD, kv_B2KPD, batch, out_THD, options):
         run(launch)
     return out_THD
 
@@ -53,13 +51,11 @@ def attention_launches(
     kv_B2KPD: Tensor,
     batch: RaggedBatch,
     out_THD: Tensor,
-    scale: float,
-    window: int,
+    options: AttentionOptions,
 ) -> list[Launch]:
     """What fills out_THD: decode and merge, or prefill, or all three."""
     num_tokens, num_heads, head_dim = q_THD.shape
     num_sequences = batch.kv_lens_S.shape[0]
-    scale_log2 = scale * math.log2(math.e)
     most = max_decode_queries(
         num_heads // kv_B2KPD.shape[2], head_dim, common_dtype(q_THD, kv_B2KPD).itemsize
     )
@@ -71,18 +67,16 @@ def attention_launches(
     if not has_prefill or num_tokens < num_sequences * batch.max_query_len:
         num_splits = triton.cdiv(batch.max_kv_len, split_size(batch.max_kv_len))
         partials = empty_partials(q_THD, num_sequences, decode_queries, num_splits)
-        launches.append(decode_launch(q_THD, kv_B2KPD, batch, partials, scale_log2, window))
-        launches.append(merge_launch(partials, batch, out_THD, window))
+        launches.append(decode_launch(q_THD, kv_B2KPD, batch, partials, options))
+        launches.append(merge_launch(partials, batch, out_THD, options))
     if has_prefill:
         launches.append(
-            prefill_launch(
-                q_THD, kv_B2KPD, batch, out_THD, scale_log2, window, min_queries=decode_queries + 1
-            )
+            prefill_launch(q_THD, kv_B2KPD, batch, out_THD, options, min_queries=decode_queries + 1)
         )
     return launches
 
 
-def _check(q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, window: int) -> None:
+def _check(q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, sinks_H: Tensor | None) -> None:
     check_kv_layer(kv_B2KPD)
     check_dtype("q_THD", q_THD)
     check_ndim("q_THD", q_THD, 3)
@@ -101,8 +95,8 @@ def _check(q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, window: int) -> 
         )
     if block_size > MAX_BLOCK_SIZE:
         raise ValueError(f"The block size is {block_size}; the largest is {MAX_BLOCK_SIZE}.")
-    if window < 0:
-        raise ValueError(f"window is {window}; it must be positive, or 0 for none.")
+    if sinks_H is not None:
+        check_vector("sinks_H", sinks_H, num_heads, torch.float32)
     _check_batch(batch)
 
 

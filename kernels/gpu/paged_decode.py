@@ -1,7 +1,8 @@
 """Attention of sequences with few queries: the keys are split, the parts computed side by side.
 
 Each split of SPLIT keys (Flash-Decoding) leaves (m, l, acc) of `attend_keys.py`; the merge is
-    m = max m_x,   out = sum 2^(m_x - m) acc_x / sum 2^(m_x - m) l_x.
+    m = max m_x,   l = sum 2^(m_x - m) l_x,   acc = sum 2^(m_x - m) acc_x,
+then the epilogue that prefills have too.
 The split size and the order of the merge do not depend on how many sequences there are.
 
 Shapes: S sequences, Q queries at most per sequence, X splits; partials acc_SQHXD, m and l SQHX,
@@ -21,10 +22,12 @@ import triton.language as tl
 from torch import Tensor
 
 from pageray.kernels.gpu.attend_keys import attend_keys, first_visible_key, load_query
+from pageray.kernels.gpu.attention_epilogue import output_weight
 from pageray.kernels.gpu.attention_tiles import decode_tiles, padded_head_dim
 from pageray.kernels.gpu.launch import Launch
 from pageray.kernels.gpu.precision import common_dtype, dot_dtype, round_to
-from pageray.kernels.ops import RaggedBatch
+from pageray.kernels.gpu.score_scales import score_scales
+from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 MIN_SPLIT = 512
 """Keys per split: 256 KiB of K and V at D 128 in 16 bits, against 2 KiB of partials at G 4."""
@@ -90,12 +93,14 @@ def decode_kernel(
     stride_kv_2,
     stride_kv_K,
     stride_table_S,
-    scale_log2,
+    score_scale,
+    softcap_log2,
     num_splits,
     H: tl.constexpr,
     G: tl.constexpr,
     Q: tl.constexpr,
     SPLIT: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -135,7 +140,9 @@ def decode_kernel(
         stride_kv_B,
         first_key,
         end_key,
-        scale_log2,
+        score_scale,
+        softcap_log2,
+        IS_CAPPED,
         WINDOW,
         P,
         D,
@@ -160,7 +167,9 @@ def merge_kernel(
     acc_ptr,
     query_starts_ptr,
     kv_lens_ptr,
+    sinks_ptr,
     out_ptr,
+    v_scale,
     num_splits,
     H: tl.constexpr,
     Q: tl.constexpr,
@@ -191,8 +200,10 @@ def merge_kernel(
     acc_XD = tl.load(acc_XD_ptr, mask=mask_XD, other=0.0)
 
     # A query sees itself, so the largest m is finite.
-    factor_X = tl.exp2(m_X - tl.max(m_X, axis=0))
-    out_D = tl.sum(factor_X[:, None] * acc_XD, axis=0) / tl.sum(factor_X * l_X, axis=0)
+    m = tl.max(m_X, axis=0)
+    factor_X = tl.exp2(m_X - m)
+    weight = output_weight(m, tl.sum(factor_X * l_X, axis=0), head, sinks_ptr, v_scale)
+    out_D = tl.sum(factor_X[:, None] * acc_XD, axis=0) * weight
     out_row_ptr = out_ptr + ((query_start + query).to(tl.int64) * H + head) * D
     tl.store(out_row_ptr + d_D, round_to(out_D, out_ptr.dtype.element_ty), mask=d_D < D)
 
@@ -202,8 +213,7 @@ def decode_launch(
     kv_B2KPD: Tensor,
     batch: RaggedBatch,
     partials: Partials,
-    scale_log2: float,
-    window: int,
+    options: AttentionOptions,
 ) -> Launch:
     """Fill the partials of every sequence of at most Q queries."""
     _, num_heads, head_dim = q_THD.shape
@@ -230,7 +240,7 @@ def decode_launch(
             "stride_kv_2": kv_B2KPD.stride(1),
             "stride_kv_K": kv_B2KPD.stride(2),
             "stride_table_S": batch.block_tables_SN.stride(0),
-            "scale_log2": scale_log2,
+            **score_scales(options),
             "num_splits": num_splits,
         },
         constants={
@@ -238,7 +248,8 @@ def decode_launch(
             "G": num_heads // num_kv_heads,
             "Q": num_queries,
             "SPLIT": split_size(batch.max_kv_len),
-            "WINDOW": window,
+            "IS_CAPPED": options.softcap > 0,
+            "WINDOW": options.window,
             "P": block_size,
             "D": head_dim,
             "BLOCK_M": tiles.block_m,
@@ -251,7 +262,9 @@ def decode_launch(
     )
 
 
-def merge_launch(partials: Partials, batch: RaggedBatch, out_THD: Tensor, window: int) -> Launch:
+def merge_launch(
+    partials: Partials, batch: RaggedBatch, out_THD: Tensor, options: AttentionOptions
+) -> Launch:
     """Write the rows of out that belong to sequences of at most Q queries."""
     num_sequences, num_queries, num_heads, num_splits = partials.m_SQHX.shape
     head_dim = out_THD.shape[2]
@@ -264,14 +277,16 @@ def merge_launch(partials: Partials, batch: RaggedBatch, out_THD: Tensor, window
             "acc_ptr": partials.acc_SQHXD,
             "query_starts_ptr": batch.query_starts_S1,
             "kv_lens_ptr": batch.kv_lens_S,
+            "sinks_ptr": options.sinks_H,
             "out_ptr": out_THD,
+            "v_scale": options.v_scale,
             "num_splits": num_splits,
         },
         constants={
             "H": num_heads,
             "Q": num_queries,
             "SPLIT": split_size(batch.max_kv_len),
-            "WINDOW": window,
+            "WINDOW": options.window,
             "D": head_dim,
             "BLOCK_X": MAX_SPLITS,
             "BLOCK_D": padded_head_dim(head_dim),

@@ -17,10 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from pageray.kernels.gpu.attend_keys import attend_keys, first_visible_key, load_query
+from pageray.kernels.gpu.attention_epilogue import output_weight
 from pageray.kernels.gpu.attention_tiles import padded_head_dim, prefill_tiles
 from pageray.kernels.gpu.launch import Launch
 from pageray.kernels.gpu.precision import common_dtype, dot_dtype, round_to
-from pageray.kernels.ops import RaggedBatch
+from pageray.kernels.gpu.score_scales import score_scales
+from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 
 @triton.jit
@@ -53,11 +55,15 @@ def prefill_kernel(
     stride_kv_2,
     stride_kv_K,
     stride_table_S,
-    scale_log2,
+    sinks_ptr,
+    score_scale,
+    softcap_log2,
+    v_scale,
     num_sequences,
     MIN_QUERIES: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
+    IS_CAPPED: tl.constexpr,
     WINDOW: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
@@ -86,7 +92,7 @@ def prefill_kernel(
         q_ptr, query_start + query_M, head_M, mask_M, stride_q_T, stride_q_H, D, BLOCK_D
     )
     k_ptr = kv_ptr + kv_head * stride_kv_K
-    _, l_M, acc_MD = attend_keys(
+    m_M, l_M, acc_MD = attend_keys(
         q_MD.to(DOT_DTYPE),
         first_position + query_M,
         k_ptr,
@@ -95,7 +101,9 @@ def prefill_kernel(
         stride_kv_B,
         first_visible_key(first_position + first_query, WINDOW),
         first_position + end_query,
-        scale_log2,
+        score_scale,
+        softcap_log2,
+        IS_CAPPED,
         WINDOW,
         P,
         D,
@@ -104,11 +112,12 @@ def prefill_kernel(
         TILE,
     )
 
+    weight_M = output_weight(m_M, l_M, head_M, sinks_ptr, v_scale)
     d_D = tl.arange(0, BLOCK_D)
     out_offset_M = ((query_start + query_M).to(tl.int64) * H + head_M) * D
     tl.store(
         out_ptr + out_offset_M[:, None] + d_D[None, :],
-        round_to(acc_MD / l_M[:, None], out_ptr.dtype.element_ty),
+        round_to(acc_MD * weight_M[:, None], out_ptr.dtype.element_ty),
         mask=mask_M[:, None] & (d_D < D)[None, :],
     )
 
@@ -118,8 +127,7 @@ def prefill_launch(
     kv_B2KPD: Tensor,
     batch: RaggedBatch,
     out_THD: Tensor,
-    scale_log2: float,
-    window: int,
+    options: AttentionOptions,
     min_queries: int,
 ) -> Launch:
     """Write the rows of out that belong to sequences of at least `min_queries` queries."""
@@ -144,14 +152,17 @@ def prefill_launch(
             "stride_kv_2": kv_B2KPD.stride(1),
             "stride_kv_K": kv_B2KPD.stride(2),
             "stride_table_S": batch.block_tables_SN.stride(0),
-            "scale_log2": scale_log2,
+            "sinks_ptr": options.sinks_H,
+            **score_scales(options),
+            "v_scale": options.v_scale,
             "num_sequences": num_sequences,
         },
         constants={
             "MIN_QUERIES": min_queries,
             "H": num_heads,
             "G": group_size,
-            "WINDOW": window,
+            "IS_CAPPED": options.softcap > 0,
+            "WINDOW": options.window,
             "P": block_size,
             "D": head_dim,
             "BLOCK_M": tiles.block_m,

@@ -2,8 +2,8 @@
 
 Kernels load, cast to float32, compute in float32 and round once on the store; matrix products
 alone run in the tensors' own dtype, for the tensor cores. Triton's interpreter multiplies
-bfloat16 wrongly and truncates float32 to bfloat16 instead of rounding, so under it products run
-in float32 and the rounding is done here.
+bfloat16 wrongly and truncates float32 to bfloat16 and to float8_e4m3fn instead of rounding, so
+under it products run in float32 and the rounding is done here.
 """
 
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
@@ -20,6 +20,11 @@ IS_INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 """Whether `@triton.jit` made interpreted functions; fixed when this module is imported."""
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_DTYPES = (*FLOAT_DTYPES, torch.float8_e4m3fn)
+"""What a pool may hold."""
+
+_LARGEST_E4M3: tl.constexpr = tl.constexpr(448.0)
+_LEAST_NORMAL_E4M3: tl.constexpr = tl.constexpr(2.0**-6)
 
 _TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -29,7 +34,10 @@ _TRITON_DTYPES = {
 
 
 def common_dtype(q: Tensor, kv: Tensor) -> torch.dtype:
-    """The smallest dtype that holds the values of both: products run in it."""
+    """Products run in it: the smallest dtype that holds the values of both, and q's for a pool in
+    8 bits, whose every value bfloat16 and float16 hold too."""
+    if kv.dtype is torch.float8_e4m3fn:
+        return q.dtype
     return torch.promote_types(q.dtype, kv.dtype)
 
 
@@ -40,10 +48,29 @@ def dot_dtype(q: Tensor, kv: Tensor) -> tl.dtype:
 
 @triton.jit
 def round_to(x, DTYPE: tl.constexpr):
-    """float32 x rounded to DTYPE, to nearest, ties to even."""
+    """float32 x rounded to DTYPE, to nearest, ties to even.
+
+    In float8e4nv numbers beyond +-448 become +-448. NaN stays NaN, but not in that dtype under the
+    interpreter, which does not know its NaN.
+    """
     if IS_INTERPRETED and DTYPE == tl.bfloat16:
         # bfloat16 is the upper half of float32: add just under half a unit, or half where odd.
         bits = x.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         x = tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+    if DTYPE == tl.float8e4nv:
+        clamped = tl.minimum(tl.maximum(x, -_LARGEST_E4M3), _LARGEST_E4M3)
+        x = tl.where(x == x, clamped, x)
+        if IS_INTERPRETED:
+            x = _round_on_e4m3_grid(x)
     return x.to(DTYPE)
+
+
+@triton.jit
+def _round_on_e4m3_grid(x):
+    """float32 |x| <= 448 rounded to 3 bits of fraction, or to multiples of 2^-9 below 2^-6."""
+    bits = x.to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000).to(tl.float32, bitcast=True)
+    # 1.5 * 2^14 has neighbours 2^-9 away, so the sum is rounded to that.
+    subnormal = (x + 24576.0) - 24576.0
+    return tl.where(tl.abs(x) < _LEAST_NORMAL_E4M3, subnormal, normal)

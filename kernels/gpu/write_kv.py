@@ -2,6 +2,7 @@
 
 Shapes: k_TKD, v_TKD; kv_B2KPD one layer of the pool, plane 0 K and plane 1 V, with contiguous
 [P, D] tiles; slot_mapping_T int64: token t goes to slot s % P of block s // P, s = -1 skips it.
+Stored is k / k_scale and v / v_scale, rounded to the pool's dtype.
 """
 
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
@@ -22,6 +23,7 @@ from pageray.kernels.gpu.checks import (
 )
 from pageray.kernels.gpu.launch import Launch, run
 from pageray.kernels.gpu.precision import round_to
+from pageray.kernels.ops import check_kv_scales
 
 _TILE_ELEMENTS = 1024
 """Elements of K, and as many of V, that one program moves."""
@@ -34,6 +36,8 @@ def write_kv_kernel(
     v_ptr,
     kv_ptr,
     slot_mapping_ptr,
+    k_scale,
+    v_scale,
     stride_k_T,
     stride_k_K,
     stride_v_T,
@@ -58,15 +62,21 @@ def write_kv_kernel(
     page_ptr = kv_ptr + (slot // P) * stride_kv_B + (slot % P) * D
     k_KD = tl.load(k_ptr + token * stride_k_T + head_K1 * stride_k_K + d_1D, mask=mask_KD)
     v_KD = tl.load(v_ptr + token * stride_v_T + head_K1 * stride_v_K + d_1D, mask=mask_KD)
-    k_KD = round_to(k_KD.to(tl.float32), kv_ptr.dtype.element_ty)
-    v_KD = round_to(v_KD.to(tl.float32), kv_ptr.dtype.element_ty)
+    k_KD = round_to(tl.div_rn(k_KD.to(tl.float32), k_scale), kv_ptr.dtype.element_ty)
+    v_KD = round_to(tl.div_rn(v_KD.to(tl.float32), v_scale), kv_ptr.dtype.element_ty)
     tile_ptr = page_ptr + head_K1 * stride_kv_K + d_1D
     tl.store(tile_ptr, k_KD, mask=mask_KD)
     tl.store(tile_ptr + stride_kv_2, v_KD, mask=mask_KD)
 
 
 def write_kv_launch(
-    k_TKD: Tensor, v_TKD: Tensor, kv_B2KPD: Tensor, slot_mapping_T: Tensor
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    kv_B2KPD: Tensor,
+    slot_mapping_T: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Launch:
     """Scatter k and v into the pool."""
     num_tokens, num_kv_heads, head_dim = k_TKD.shape
@@ -80,6 +90,8 @@ def write_kv_launch(
             "v_ptr": v_TKD,
             "kv_ptr": kv_B2KPD,
             "slot_mapping_ptr": slot_mapping_T,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
             "stride_k_T": k_TKD.stride(0),
             "stride_k_K": k_TKD.stride(1),
             "stride_v_T": v_TKD.stride(0),
@@ -98,11 +110,20 @@ def write_kv_launch(
     )
 
 
-def write_kv(k_TKD: Tensor, v_TKD: Tensor, kv_B2KPD: Tensor, slot_mapping_T: Tensor) -> None:
-    """Write K and V into kv_B2KPD, cast to its dtype; `Ops.write_kv` has the contract.
+def write_kv(
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    kv_B2KPD: Tensor,
+    slot_mapping_T: Tensor,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write K and V into kv_B2KPD; `WriteKv` has the contract.
 
     Every slot must be below B * P; the kernel cannot tell.
     """
+    check_kv_scales(k_scale, v_scale)
     check_kv_layer(kv_B2KPD)
     num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
     for name, x_TKD in (("k_TKD", k_TKD), ("v_TKD", v_TKD)):
@@ -110,4 +131,4 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, kv_B2KPD: Tensor, slot_mapping_T: Ten
         check_shape(name, x_TKD, (k_TKD.shape[0], num_kv_heads, head_dim))
         check_last_dim_contiguous(name, x_TKD)
     check_vector("slot_mapping_T", slot_mapping_T, k_TKD.shape[0], torch.int64)
-    run(write_kv_launch(k_TKD, v_TKD, kv_B2KPD, slot_mapping_T))
+    run(write_kv_launch(k_TKD, v_TKD, kv_B2KPD, slot_mapping_T, k_scale=k_scale, v_scale=v_scale))

@@ -1,4 +1,4 @@
-"""out = softmax(q k^T * scale + causal mask) v, one sequence after the other.
+"""Causal attention as `AttentionOptions` has it, one sequence after the other.
 
 This is the definition, so it does what the fast kernels must not: it gathers the pages of a
 sequence into one contiguous K and V and holds the whole score matrix.
@@ -9,16 +9,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from pageray.kernels.ops import RaggedBatch
+from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 
 def paged_attention(
-    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, scale: float, window: int
+    q_THD: Tensor, kv_B2KPD: Tensor, batch: RaggedBatch, options: AttentionOptions
 ) -> Tensor:
     """A new [T, H, D] tensor of q's dtype; `Ops.paged_attention` has the contract."""
     out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
     starts = cast("list[int]", batch.query_starts_S1.tolist())
     kv_lens = cast("list[int]", batch.kv_lens_S.tolist())
+    window = options.window
     for index, kv_len in enumerate(kv_lens):
         start, end = starts[index], starts[index + 1]
         if start == end:
@@ -30,7 +31,7 @@ def paged_attention(
         queries = torch.arange(position, kv_len, device=q_THD.device)
         keys = torch.arange(first_key, kv_len, device=q_THD.device)
         is_visible_IJ = _visible(queries.unsqueeze(1), keys.unsqueeze(0), window)
-        out_THD[start:end] = _attend(q_THD[start:end], k_KJD, v_KJD, is_visible_IJ, scale)
+        out_THD[start:end] = _attend(q_THD[start:end], k_KJD, v_KJD, is_visible_IJ, options)
     return out_THD
 
 
@@ -55,16 +56,32 @@ def _visible(query_positions_I1: Tensor, key_positions_1J: Tensor, window: int) 
 
 
 def _attend(
-    q_IHD: Tensor, k_KJD: Tensor, v_KJD: Tensor, is_visible_IJ: Tensor, scale: float
+    q_IHD: Tensor,
+    k_KJD: Tensor,
+    v_KJD: Tensor,
+    is_visible_IJ: Tensor,
+    options: AttentionOptions,
 ) -> Tensor:
-    """Softmax attention of one sequence, float32 [I, H, D]; query head h reads KV head h // G."""
+    """Attention of one sequence, float32 [I, H, D]; query head h reads KV head h // G."""
     num_queries, num_heads, head_dim = q_IHD.shape
     q_KGID = (
         q_IHD.float()
         .transpose(0, 1)
         .reshape(k_KJD.shape[0], num_heads // k_KJD.shape[0], num_queries, head_dim)
     )
-    scores_KGIJ = torch.einsum("kgid,kjd->kgij", q_KGID, k_KJD) * scale
+    scores_KGIJ = torch.einsum("kgid,kjd->kgij", q_KGID, k_KJD) * (options.scale * options.k_scale)
+    if options.softcap > 0:
+        scores_KGIJ = options.softcap * torch.tanh(scores_KGIJ / options.softcap)
     scores_KGIJ = scores_KGIJ.masked_fill(~is_visible_IJ, -torch.inf)
-    out_KGID = torch.einsum("kgij,kjd->kgid", scores_KGIJ.softmax(dim=-1), v_KJD)
+    weights_KGIJ = _softmax(scores_KGIJ, options.sinks_H)
+    out_KGID = torch.einsum("kgij,kjd->kgid", weights_KGIJ, v_KJD) * options.v_scale
     return out_KGID.reshape(num_heads, num_queries, head_dim).transpose(0, 1)
+
+
+def _softmax(scores_KGIJ: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Weights of the keys. A sink is one more key, whose weight nobody gets."""
+    if sinks_H is None:
+        return scores_KGIJ.softmax(dim=-1)
+    num_kv_heads, group, num_queries, _ = scores_KGIJ.shape
+    sinks_KGI1 = sinks_H.view(num_kv_heads, group, 1, 1).expand(-1, -1, num_queries, 1)
+    return torch.cat((scores_KGIJ, sinks_KGI1), dim=-1).softmax(dim=-1)[..., :-1]

@@ -29,6 +29,18 @@ def device(ops: Ops) -> torch.device:
     return torch.device("cuda" if ops.name == "gpu" and torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture
+def gpu_ops() -> Ops:
+    """The Triton kernels, for what they alone can do."""
+    return ops_for("gpu")
+
+
+@pytest.fixture
+def gpu_device() -> torch.device:
+    """Where they want their tensors."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=str)
 def dtype(request: pytest.FixtureRequest, ops: Ops) -> torch.dtype:
     if ops.name == "gpu" and request.param is torch.bfloat16 and not torch.cuda.is_available():

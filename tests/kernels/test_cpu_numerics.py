@@ -10,6 +10,7 @@ from pageray.kernels.cpu.numerics import (
     from_order_key,
     narrow,
     order_key,
+    tanh,
     widen,
 )
 
@@ -19,6 +20,13 @@ def _exp_all(x_at: Pointer, y_at: Pointer, count: int) -> None:
     x, y = flat(x_at, 0), flat(y_at, 0)
     for i in range(count):
         y[i] = narrow(exp_of_negative(widen(x[i])), y)
+
+
+@jit
+def _tanh_all(x_at: Pointer, y_at: Pointer, count: int) -> None:
+    x, y = flat(x_at, 0), flat(y_at, 0)
+    for i in range(count):
+        y[i] = narrow(tanh(widen(x[i])), y)
 
 
 @jit
@@ -44,6 +52,15 @@ def test_exp_of_the_extremes() -> None:
     y = _exp(torch.tensor([0.0, -0.0, -88.0, -1e30, -torch.inf, torch.nan]))
     assert y[:5].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
     assert y[5].isnan()
+
+
+def test_tanh_is_close_and_bounded() -> None:
+    x = torch.cat((torch.linspace(-20, 20, 20_001), torch.tensor([1e30, -1e30, 0.0, torch.nan])))
+    y = torch.empty_like(x)
+    _tanh_all(pointer(x), pointer(y), len(x))
+    assert (y[:-1] - x[:-1].double().tanh()).abs().max() < 2e-7
+    assert y[-4:-1].tolist() == [1.0, -1.0, 0.0]
+    assert y[-1].isnan()
 
 
 def test_every_16_bit_number_converts_as_torch_does() -> None:

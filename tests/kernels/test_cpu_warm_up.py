@@ -9,8 +9,11 @@ def test_after_warming_up_nothing_is_left_to_compile(rng: torch.Generator) -> No
     warm_up(6, 2, 32, 16, torch.float32)
     assert not warm_up(9, 3, 64, 8, torch.float32)
     with event.install_recorder("numba:compile") as recorder:
-        case = paged_case(PagedShape(sequences=((300, 300), (600, 1))), generator=rng)
-        OPS.paged_attention(case.q_THD, case.layer, case.batch, case.scale, 64)
+        shape = PagedShape(
+            sequences=((300, 300), (600, 1)), window=64, softcap=30.0, has_sinks=True
+        )
+        case = paged_case(shape, generator=rng)
+        OPS.paged_attention(case.q_THD, case.layer, case.batch, case.options)
         x_TE = torch.randn(300, 512, generator=rng)
         OPS.rms_norm(x_TE.view(300, 8, 64)[:, 2:5], torch.ones(64), 1e-6)
         OPS.pack_linear(torch.ones(400, 512), None)(x_TE)

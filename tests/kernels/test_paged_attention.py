@@ -14,7 +14,7 @@ MIXED = ((1, 1), (15, 1), (16, 1), (17, 17), (32, 3), (33, 1), (48, 47))
 
 
 def attend(ops: Ops, case: PagedCase) -> Tensor:
-    return ops.paged_attention(case.q_THD, case.layer, case.batch, case.scale, case.window)
+    return ops.paged_attention(case.q_THD, case.layer, case.batch, case.options)
 
 
 def check(ops: Ops, case: PagedCase) -> None:
@@ -38,7 +38,7 @@ def test_reference_equals_torch_attention_with_a_mask(rng: torch.Generator, wind
         k_KJD.repeat_interleave(3, dim=0),
         v_KJD.repeat_interleave(3, dim=0),
         attn_mask=mask,
-        scale=case.scale,
+        scale=case.options.scale,
     )
     assert_near(attend(reference.OPS, case), expected_HID.transpose(0, 1))
 
@@ -65,7 +65,7 @@ def test_query_heads_per_kv_head(
     check(ops, paged_case(shape, generator=rng, device=device))
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 7, 32, 128])
+@pytest.mark.parametrize("block_size", [1, 2, 7, 16, 32, 64, 128])
 def test_block_sizes(ops: Ops, device: torch.device, rng: torch.Generator, block_size: int) -> None:
     shape = PagedShape(
         sequences=((21, 1), (13, 4)), num_heads=2, num_kv_heads=1, block_size=block_size
@@ -73,7 +73,7 @@ def test_block_sizes(ops: Ops, device: torch.device, rng: torch.Generator, block
     check(ops, paged_case(shape, generator=rng, device=device))
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128])
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 192, 256])
 def test_head_dims(ops: Ops, device: torch.device, rng: torch.Generator, head_dim: int) -> None:
     shape = PagedShape(
         sequences=((18, 1), (9, 3)), num_heads=3, num_kv_heads=1, head_dim=head_dim, block_size=8

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import Tensor
 
 from pageray.kernels import reference
+from pageray.kernels.dispatch import OpsName, ops_for
 from pageray.kernels.ops import Ops
 
 NUM_BLOCKS, NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 6, 3, 2, 32
@@ -65,3 +67,64 @@ def test_a_slot_outside_the_pool_is_refused_before_anything_is_written() -> None
     with pytest.raises(ValueError, match=r"slot_mapping\[1\] is 8; it must be in -1 .. 7"):
         cpu.OPS.write_kv(ones, ones, pool, torch.tensor([0, 8]))
     assert pool.count_nonzero() == 0
+
+
+def test_reference_scales_rounds_and_clamps(rng: torch.Generator) -> None:
+    """What is stored in 8 bits, by hand: the grid has 3 bits of fraction, and 2^-9 for its least
+    positive number."""
+    x = torch.tensor([1.0, 1.0625, 1.1875, 448.0, 470.0, -1e9, 2.0**-10, 3 * 2.0**-10])
+    k_TKD = (x * 4).view(1, 1, 8)
+    pool = torch.zeros(1, 2, 1, 2, 8, dtype=torch.float8_e4m3fn)
+    reference.OPS.write_kv(k_TKD, k_TKD, pool, torch.tensor([1]), k_scale=4.0, v_scale=8.0)
+    expected = torch.tensor([1.0, 1.0, 1.25, 448.0, 448.0, -448.0, 0.0, 2 * 2.0**-9])
+    assert torch.equal(pool[0, 0, 0, 1].float(), expected)
+    assert torch.equal(pool[0, 1, 0, 1, :4].float(), torch.tensor([0.5, 0.5, 0.625, 224.0]))
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.7, 3.0)])
+def test_gpu_writes_8_bits_as_the_reference_does(
+    gpu_ops: Ops, gpu_device: torch.device, rng: torch.Generator, scales: tuple[float, float]
+) -> None:
+    """From far below the least number of the format to far above the largest. The interpreter
+    truncates where a device rounds; there this tests `round_to`, which rounds beforehand."""
+    slots_T = torch.arange(8, 16)
+    sizes_D = torch.logspace(-4, 3, 64)
+    kv_T2KD = torch.randn(8, 2, 2, 64, generator=rng) * sizes_D
+    pools: list[Tensor] = []
+    for ops, device in ((reference.OPS, torch.device("cpu")), (gpu_ops, gpu_device)):
+        pool = torch.zeros(2, 2, 2, 16, 64, dtype=torch.float8_e4m3fn, device=device)
+        k_TKD, v_TKD = kv_T2KD.to(device).unbind(dim=1)
+        ops.write_kv(k_TKD, v_TKD, pool, slots_T.to(device), k_scale=scales[0], v_scale=scales[1])
+        pools.append(pool.float().cpu())
+    assert torch.equal(*pools)
+    assert pools[0].abs().max() == 448
+
+
+@pytest.mark.gpu
+def test_nan_in_8_bits(gpu_ops: Ops, gpu_device: torch.device) -> None:
+    """Not under the interpreter, which makes another number of it."""
+    k_TKD = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0], device=gpu_device).view(1, 1, 4)
+    pool = torch.zeros(1, 2, 1, 1, 4, dtype=torch.float8_e4m3fn, device=gpu_device)
+    gpu_ops.write_kv(k_TKD, k_TKD, pool, torch.tensor([0], device=gpu_device))
+    expected = torch.tensor([torch.nan, 448.0, -448.0, 1.0])
+    torch.testing.assert_close(pool[0, 0, 0, 0].float().cpu(), expected, equal_nan=True)
+
+
+def test_cpu_refuses_scales_and_8_bits() -> None:
+    from pageray.kernels import cpu
+
+    ones = torch.ones(1, 1, 8)
+    pool = torch.zeros(1, 2, 1, 4, 8)
+    with pytest.raises(ValueError, match=r"k_scale is 2\.0 .* on the CPU both must be 1"):
+        cpu.OPS.write_kv(ones, ones, pool, torch.tensor([0]), k_scale=2.0)
+    with pytest.raises(ValueError, match="must be float32, bfloat16 or float16"):
+        cpu.OPS.write_kv(ones, ones, pool.to(torch.float8_e4m3fn), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("name", ["reference", "gpu"])
+def test_a_scale_that_cannot_divide_is_refused(name: OpsName) -> None:
+    ones = torch.ones(1, 1, 8)
+    with pytest.raises(ValueError, match=r"v_scale is 0\.0; it must be positive"):
+        ops_for(name).write_kv(
+            ones, ones, torch.zeros(1, 2, 1, 4, 8), torch.tensor([0]), v_scale=0.0
+        )

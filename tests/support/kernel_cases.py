@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pageray.kernels.ops import RaggedBatch, SamplingRows
+from pageray.kernels.ops import AttentionOptions, RaggedBatch, SamplingRows
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -27,6 +27,12 @@ class PagedShape:
     head_dim: int = 32
     block_size: int = 16
     window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    kv_dtype: torch.dtype | None = None
+    """None: that of the queries."""
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +42,7 @@ class PagedCase:
     q_THD: Tensor
     pool: Tensor
     batch: RaggedBatch
-    scale: float
-    window: int
+    options: AttentionOptions
 
     @property
     def layer(self) -> Tensor:
@@ -58,9 +63,12 @@ def paged_case(
     counts = [(kv_len + size - 1) // size for kv_len, _ in shape.sequences]
     num_blocks = sum(counts) + 3
     pool = torch.full(
-        (num_blocks, 2, 2, shape.num_kv_heads, size, shape.head_dim), garbage, dtype=dtype
+        (num_blocks, 2, 2, shape.num_kv_heads, size, shape.head_dim),
+        garbage,
+        dtype=shape.kv_dtype or dtype,
     )
-    free_blocks = torch.randperm(num_blocks, generator=generator).int()
+    # Block 0 belongs to nobody: it is what a table entry left unread looks like to a kernel.
+    free_blocks = 1 + torch.randperm(num_blocks - 1, generator=generator).int()
     # Entries past the used blocks name a block that belongs to nobody.
     tables_SN = torch.full((len(counts), max(counts) + 1), int(free_blocks[-1]), dtype=torch.int32)
     for s, (kv_len, _) in enumerate(shape.sequences):
@@ -68,11 +76,12 @@ def paged_case(
         tables_SN[s, : counts[s]] = free_blocks[first : first + counts[s]]
         for token in range(kv_len):
             values = torch.randn(2, shape.num_kv_heads, shape.head_dim, generator=generator)
-            pool[int(tables_SN[s, token // size]), 1, :, :, token % size] = values.to(dtype)
+            pool[int(tables_SN[s, token // size]), 1, :, :, token % size] = values.to(pool.dtype)
     num_queries = [queries for _, queries in shape.sequences]
     q_THD = torch.randn(sum(num_queries), shape.num_heads, shape.head_dim, generator=generator).to(
         dtype
     )
+    sinks_H = torch.randn(shape.num_heads, generator=generator)
     starts = torch.tensor([0, *num_queries]).cumsum(0).int()
     kv_lens_S = torch.tensor([kv_len for kv_len, _ in shape.sequences], dtype=torch.int32)
     return PagedCase(
@@ -85,8 +94,14 @@ def paged_case(
             max_query_len=max(num_queries),
             max_kv_len=int(kv_lens_S.max()),
         ),
-        scale=shape.head_dim**-0.5,
-        window=shape.window,
+        options=AttentionOptions(
+            scale=shape.head_dim**-0.5,
+            window=shape.window,
+            softcap=shape.softcap,
+            sinks_H=sinks_H.to(device) if shape.has_sinks else None,
+            k_scale=shape.k_scale,
+            v_scale=shape.v_scale,
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard, split_range
-from pageray.kernels.ops import Linear, Ops
+from pageray.kernels.ops import AttentionOptions, Linear, Ops
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.models.weights import Checkpoint
 from pageray.workers.tensor_parallel import TensorParallelGroup
@@ -28,7 +28,7 @@ class DecoderLayer:
     o: Linear
     post_attention_norm_E: Tensor
     mlp: Linear
-    window: int
+    attention: AttentionOptions
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def load_layer(
         o=_load_o(loader, ops),
         post_attention_norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
         mlp=_load_mlp(loader, ops),
-        window=spec.layer_windows[index],
+        attention=AttentionOptions(scale=spec.head_dim**-0.5, window=spec.layer_windows[index]),
     )
 
 

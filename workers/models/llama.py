@@ -58,7 +58,6 @@ class LlamaModel:
         self._head = head
         self._cos_sin_LD = cos_sin_LD
         self._head_counts = [shard.num_q_heads, shard.num_kv_heads, shard.num_kv_heads]
-        self._scale = spec.head_dim**-0.5
         self._tp = tp
         self._ops = ops
         self._on_layer_written = on_layer_written
@@ -116,7 +115,7 @@ class LlamaModel:
             k_TKD = ops.rms_norm(k_TKD, layer.k_norm_D, self.spec.rms_norm_eps)
         ops.apply_rope(q_THD, k_TKD, step.positions_T, self._cos_sin_LD)
         ops.write_kv(k_TKD, v_TKD, kv_B2KPD, step.slot_mapping_T)
-        out_THD = ops.paged_attention(q_THD, kv_B2KPD, step.batch, self._scale, layer.window)
+        out_THD = ops.paged_attention(q_THD, kv_B2KPD, step.batch, layer.attention)
         return out_THD.flatten(1)
 
     def _no_logits(self, device: torch.device) -> Tensor | None:
