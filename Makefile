@@ -38,8 +38,8 @@ bench: $(INSTALLED)  ## one engine on this machine; ARGS go to `pageray bench en
 soak: $(INSTALLED)  ## kill parts of a cluster under load for ten minutes; ARGS go to `pageray soak`
 	$(BIN)/pageray soak $(ARGS)
 
-kernels-report: $(INSTALLED)  ## registers, shared memory and spills of every Triton kernel
-	$(BIN)/python -P -m pageray.kernels.gpu.compile_report
+kernels-report: $(INSTALLED)  ## registers, shared memory and spills of every Triton kernel; ARGS="--out FILE"
+	$(BIN)/python -P -m pageray.kernels.gpu.compile_report $(ARGS)
 
 # Only pyproject.toml decides what is installed; the package itself is a link to this folder.
 $(INSTALLED): pyproject.toml

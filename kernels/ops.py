@@ -2,7 +2,7 @@
 
 Shape legend, used as suffixes throughout `kernels/`:
 T tokens of the step, S sequences, H query heads of this rank, K KV heads of this rank,
-D head dim, E hidden size, I intermediate size, B blocks of the pool, P token slots in a block
+A = H + 2K heads of the fused projection, L positions of a table, D head dim, E hidden size, I intermediate size, B blocks of the pool, P token slots in a block
 (block_size), N block-table width, R rows to sample, V vocabulary.
 
 Three packages implement the same signatures: `reference/` (plain torch, the definition of
@@ -62,7 +62,7 @@ class AttentionOptions:
     sinks_H: Tensor | None = None
     """float32 [H], contiguous."""
     k_scale: float = 1.0
-    """What one unit of a stored K is worth; `Ops.write_kv` divides by it."""
+    """What one unit of a stored K is worth; `Ops.rope_write_kv` divides by it."""
     v_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -79,6 +79,42 @@ def check_kv_scales(k_scale: float, v_scale: float) -> None:
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if not 0.0 < scale < math.inf:
             raise ValueError(f"{name} is {scale}; it must be positive and finite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeStep:
+    """Where the tokens of a step stand in their sequences, and where their K and V go."""
+
+    positions_T: Tensor
+    """int64 [T], each below the length of the table."""
+    cos_sin_LD: Tensor
+    """float32 [L, R], R even and <= D: row p holds the cosines of position p's R / 2 angles, then
+    the sines."""
+    slot_mapping_T: Tensor
+    """int64 [T]: token t goes to slot s % P of block s // P, s = slot_mapping[t]; -1 skips it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QkNorm:
+    """RMSNorm over the head dim of every query and key head, before RoPE, as in Qwen3."""
+
+    q_norm_D: Tensor
+    k_norm_D: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvScales:
+    """What K and V are divided by on their way into one layer of the pool; > 0, 1 is off.
+
+    Whoever reads the pool multiplies by them again. They make the most of a pool of 8-bit floats.
+    """
+
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_kv_scales(self.k_scale, self.v_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,27 +166,6 @@ class Linear(Protocol):
     def __call__(self, x_TE: Tensor) -> Tensor: ...
 
 
-class WriteKv(Protocol):
-    """Token t goes to flat token slot s = slot_mapping[t]: block s // P, slot s % P. s = -1 skips
-    the token. slot_mapping_T is int64; kv_B2KPD is one layer of the pool: a strided view with
-    contiguous [P, D] tiles; plane 0 is K, plane 1 is V.
-
-    Stored is k / k_scale and v / v_scale, computed in float32 and rounded to the pool's dtype. In
-    float8_e4m3fn, which has no infinity, numbers beyond +-448 become +-448; NaN stays NaN.
-    """
-
-    def __call__(
-        self,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
-        kv_B2KPD: Tensor,
-        slot_mapping_T: Tensor,
-        *,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-    ) -> None: ...
-
-
 @dataclass(frozen=True)
 class Ops:
     """One implementation of every operation. Every tensor lives on the same device.
@@ -178,17 +193,22 @@ class Ops:
     """(x_TE, residual_TE, weight_E, eps) -> y_TE. residual += x in place, y = rms_norm(residual).
     The sum is rounded to the residual's dtype before it is normalised."""
 
-    apply_rope: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    """(q_THD, k_TKD, positions_T int64, cos_sin_LD float32) in place, half-split (NeoX) pairs:
-    dims (i, i + R/2) of the first R rotate by the angle of position and i; R = width of
-    cos_sin_LD (cosines in the first half of a row, sines in the second), R <= D; dims past R
-    pass through. q and k may be strided views whose last dim is contiguous."""
+    rope_write_kv: Callable[[Tensor, Tensor, RopeStep, QkNorm | None, KvScales], Tensor]
+    """(qkv_TAD, kv_B2KPD, step, norm, scales) -> q_THD, a view of the first H heads of qkv.
+
+    qkv's heads are H of queries, K of keys, K of values; K is that of kv_B2KPD, one layer of the
+    pool: a strided view with contiguous [P, D] tiles, plane 0 K, plane 1 V. q is normalised and
+    rotated in place; k is normalised and rotated, v is not, and both are divided by their scale
+    and written to their slots in the pool's dtype. k and v in qkv stay as they were.
+
+    Rotation is in half-split (NeoX) pairs: dims (i, i + R/2) of the first R turn by the angle of
+    position and i, R = the width of cos_sin_LD; dims past R pass through. The reference rounds to
+    qkv's dtype after the norm and again after RoPE; the fast paths stay in float32 in between and
+    round once, q to its own dtype, k to the pool's. A pool of float8_e4m3fn saturates at +-448; NaN
+    stays NaN. The CPU has no such pool and raises ValueError for it."""
 
     silu_mul: Callable[[Tensor], Tensor]
     """(gate_up_T2I) -> y_TI = silu(gate) * up; gate is the first half of a row."""
-
-    write_kv: WriteKv
-    """K and V of the step's tokens go to their token slots."""
 
     copy_blocks: Callable[[Tensor, Tensor], None]
     """(pool: first dim B, any trailing shape; pairs_C2 int64 (source, destination)). Copies

@@ -13,11 +13,10 @@ from pageray.kernels.cpu.mlp import pack_mlp, pack_mlp_int8
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from pageray.kernels.cpu.rope import apply_rope
+from pageray.kernels.cpu.rope_write_kv import rope_write_kv
 from pageray.kernels.cpu.sample import sample
 from pageray.kernels.cpu.silu_mul import silu_mul
 from pageray.kernels.cpu.warm_up import warm_up
-from pageray.kernels.cpu.write_kv import write_kv
 from pageray.kernels.ops import Ops
 
 __all__ = ["INT8_OPS", "OPS", "warm_up"]
@@ -28,9 +27,8 @@ OPS = Ops(
     pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
-    apply_rope=apply_rope,
+    rope_write_kv=rope_write_kv,
     silu_mul=silu_mul,
-    write_kv=write_kv,
     copy_blocks=copy_blocks,
     paged_attention=paged_attention,
     apply_penalties=apply_penalties,

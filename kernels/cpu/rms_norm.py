@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pageray.kernels.cpu.jit import jit, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.jit import jit, jit_exact, jit_threaded, num_threads, part, prange
 from pageray.kernels.cpu.memory import Pointer, flat, pointer, require_float, require_shape
 from pageray.kernels.cpu.numerics import ONE, ZERO, float32, narrow, square_root, widen
 
@@ -64,6 +64,23 @@ def _row_strides(x: Tensor) -> tuple[Tensor, _Strides]:
 
 
 @jit
+def norm_factor(x_at: Pointer, start: int, width: int, eps: float) -> float:
+    """1 / sqrt(mean(x^2) + eps) of the `width` elements from `start` on, in float32."""
+    x = flat(x_at, start)
+    squares = ZERO
+    for e in range(width):
+        value = widen(x[e])
+        squares += value * value
+    return ONE / square_root(squares / float32(width) + float32(eps))
+
+
+@jit_exact
+def normalised(x: float, factor: float, weight: float) -> float:
+    """x * factor * weight, in this order everywhere: the bits do not depend on the loop."""
+    return x * factor * weight
+
+
+@jit
 def _norm_rows(
     x_at: Pointer,
     x_strides: _Strides,
@@ -77,15 +94,11 @@ def _norm_rows(
     weight = flat(weight_at, 0)
     inner, outer_stride, inner_stride = x_strides
     for row in range(start, stop):
-        x = flat(x_at, row // inner * outer_stride + row % inner * inner_stride)
-        y = flat(y_at, row * width)
-        squares = ZERO
+        place = row // inner * outer_stride + row % inner * inner_stride
+        x, y = flat(x_at, place), flat(y_at, row * width)
+        factor = norm_factor(x_at, place, width, eps)
         for e in range(width):
-            value = widen(x[e])
-            squares += value * value
-        factor = ONE / square_root(squares / float32(width) + float32(eps))
-        for e in range(width):
-            y[e] = narrow(widen(x[e]) * factor * widen(weight[e]), y)
+            y[e] = narrow(normalised(widen(x[e]), factor, widen(weight[e])), y)
 
 
 @jit_threaded

@@ -14,10 +14,16 @@ from pageray.kernels.cpu.mlp import pack_mlp
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from pageray.kernels.cpu.rope import apply_rope
+from pageray.kernels.cpu.rope_write_kv import rope_write_kv
 from pageray.kernels.cpu.sample import sample
-from pageray.kernels.cpu.write_kv import write_kv
-from pageray.kernels.ops import AttentionOptions, PenaltyRows, RaggedBatch, SamplingRows
+from pageray.kernels.ops import (
+    AttentionOptions,
+    KvScales,
+    PenaltyRows,
+    RaggedBatch,
+    RopeStep,
+    SamplingRows,
+)
 
 
 def is_cold() -> bool:
@@ -56,11 +62,14 @@ def _run_layer(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.d
     pool = torch.zeros(num_blocks + 1, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
     targets_C = torch.arange(1, num_blocks + 1)
     copy_blocks(pool, torch.stack((torch.zeros_like(targets_C), targets_C), dim=1))
-    q_THD = torch.zeros(num_tokens, num_heads, head_dim, dtype=dtype)
-    k_TKD = torch.zeros(num_tokens, num_kv_heads, head_dim, dtype=dtype)
+    qkv_TAD = torch.zeros(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
     positions_T = torch.arange(num_tokens)
-    apply_rope(q_THD, k_TKD, positions_T, torch.zeros(num_tokens, head_dim))
-    write_kv(k_TKD, k_TKD, pool, positions_T)
+    step = RopeStep(
+        positions_T=positions_T,
+        cos_sin_LD=torch.zeros(num_tokens, head_dim),
+        slot_mapping_T=positions_T,
+    )
+    q_THD = rope_write_kv(qkv_TAD, pool, step, None, KvScales())
     batch = RaggedBatch(
         query_starts_S1=torch.tensor([0, 1], dtype=torch.int32),
         kv_lens_S=torch.tensor([num_tokens], dtype=torch.int32),

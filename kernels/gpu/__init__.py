@@ -7,16 +7,18 @@ GPU.
 
 from pageray.kernels.gpu.copy_blocks import copy_blocks
 from pageray.kernels.gpu.draw_uniform import draw_uniform
+from pageray.kernels.gpu.gather_pages import gather_pages, scatter_pages
 from pageray.kernels.gpu.linear import pack_linear
 from pageray.kernels.gpu.mlp import pack_mlp
 from pageray.kernels.gpu.paged_attention import paged_attention
 from pageray.kernels.gpu.penalties import apply_penalties
 from pageray.kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from pageray.kernels.gpu.rope import apply_rope
+from pageray.kernels.gpu.rope_write_kv import rope_write_kv
 from pageray.kernels.gpu.sample import sample
 from pageray.kernels.gpu.silu_mul import silu_mul
-from pageray.kernels.gpu.write_kv import write_kv
 from pageray.kernels.ops import Ops
+
+__all__ = ["OPS", "gather_pages", "scatter_pages"]
 
 OPS = Ops(
     name="gpu",
@@ -24,9 +26,8 @@ OPS = Ops(
     pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
-    apply_rope=apply_rope,
+    rope_write_kv=rope_write_kv,
     silu_mul=silu_mul,
-    write_kv=write_kv,
     copy_blocks=copy_blocks,
     paged_attention=paged_attention,
     apply_penalties=apply_penalties,

@@ -23,6 +23,8 @@ class Tiles:
     tile: int
     num_warps: int
     num_stages: int
+    hip_num_stages: int = 1
+    """On AMD GPUs. The LDS has room for more, the vector registers mostly do not."""
 
 
 def padded_head_dim(head_dim: int) -> int:
@@ -40,7 +42,7 @@ def decode_tiles(group_size: int, head_dim: int, element_bytes: int) -> Tiles:
     if element_bytes > 2:
         return Tiles(block_m=block_m, tile=16, num_warps=8, num_stages=2)
     tile = 64 if padded_head_dim(head_dim) <= 128 else 32
-    return Tiles(block_m=block_m, tile=tile, num_warps=4, num_stages=3)
+    return Tiles(block_m=block_m, tile=tile, num_warps=4, num_stages=3, hip_num_stages=2)
 
 
 def prefill_tiles(group_size: int, head_dim: int, element_bytes: int) -> Tiles:

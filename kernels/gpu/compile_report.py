@@ -8,11 +8,12 @@ constant, a pointer or an integer divisible by 16 is known to be.
 Needs a process without TRITON_INTERPRET, because interpreted functions cannot be compiled.
 """
 
-import re
-import subprocess
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -20,81 +21,38 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton import knobs
-from triton.backends.compiler import GPUTarget
+from tqdm import tqdm
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from pageray.kernels.gpu.attention_variants import PLAIN, VARIANTS, AttentionVariant
+from pageray.kernels.gpu.compile_targets import CompileTarget, KernelReport, all_targets
+from pageray.kernels.gpu.compiled_code import read_code
 from pageray.kernels.gpu.launch import ENABLE_FP_FUSION, Launch
-from pageray.kernels.gpu.model_launches import MODEL_SHAPES, VARIANT_SHAPES, ModelShape, launches_of
-
-SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Shared memory that one thread block may take, by compute capability (CUDA programming guide)."""
+from pageray.kernels.gpu.model_launches import launches_of
+from pageray.kernels.gpu.report_table import format_page
 
 
-_MIN_E4M3_CAPABILITY = 89
-"""Below it Triton does not compile float8_e4m3fn; `checks.check_e4m3` refuses it there."""
+def compile_all(targets: Sequence[CompileTarget]) -> list[KernelReport]:
+    """Compile every kernel for every target, in a process per core; progress goes to stderr.
+
+    Raises RuntimeError under TRITON_INTERPRET.
+    """
+    num_processes = min(len(targets), os.cpu_count() or 1)
+    # Spawned: a fork would inherit the locks of torch's threads.
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        parts = tqdm(
+            pool.map(compile_target, targets),
+            total=len(targets),
+            unit="target",
+            disable=not sys.stderr.isatty(),
+        )
+        return [report for part in parts for report in part]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompileTarget:
-    """One row of the matrix to compile."""
-
-    capability: int
-    """80, 90 or 100."""
-    shape: ModelShape
-    dtype: torch.dtype
-    variant: AttentionVariant = PLAIN
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelReport:
-    """What ptxas made of one kernel."""
-
-    kernel: str
-    target: CompileTarget
-    registers: int
-    """Per thread."""
-    shared_bytes: int
-    """Per thread block."""
-    local_bytes: int
-    """Per thread: registers spilled to memory. 0 is no spill."""
-
-    @property
-    def fits(self) -> bool:
-        """No spill, and the shared memory is there."""
-        limit = SHARED_LIMIT_BYTES[self.target.capability]
-        return self.local_bytes == 0 and self.shared_bytes <= limit
-
-
-def all_targets() -> list[CompileTarget]:
-    """Every capability, model shape and 16-bit dtype; then the variants."""
-    plain = [
-        CompileTarget(capability=capability, shape=shape, dtype=dtype)
-        for capability in SHARED_LIMIT_BYTES
-        for shape in MODEL_SHAPES
-        for dtype in (torch.bfloat16, torch.float16)
-    ]
-    return plain + variant_targets()
-
-
-def variant_targets() -> list[CompileTarget]:
-    """Every variant that a capability can run, for every head dim, in bfloat16."""
-    return [
-        CompileTarget(capability=capability, shape=shape, dtype=torch.bfloat16, variant=variant)
-        for capability in SHARED_LIMIT_BYTES
-        for shape in VARIANT_SHAPES
-        for variant in VARIANTS
-        if variant.kv_dtype is None or capability >= _MIN_E4M3_CAPABILITY
-    ]
-
-
-def compile_all(targets: Iterable[CompileTarget]) -> list[KernelReport]:
-    """Compile every kernel for every target. Raises RuntimeError under TRITON_INTERPRET."""
+def compile_target(target: CompileTarget) -> list[KernelReport]:
+    """Compile every kernel for one target."""
     return [
         compile_launch(launch, target)
-        for target in targets
         for launch in launches_of(target.shape, target.dtype, target.variant)
     ]
 
@@ -107,25 +65,24 @@ def compile_launch(launch: Launch, target: CompileTarget) -> KernelReport:
             "TRITON_INTERPRET in its environment."
         )
     kernel = cast("_Jitted", launch.kernel)
+    device = target.device
     compiled = cast(
         "_Compiled",
         triton.compile(
             _source(kernel, launch),
-            target=GPUTarget("cuda", target.capability, 32),
+            target=device.triton_target,
             options={
                 "num_warps": launch.num_warps,
-                "num_stages": launch.num_stages,
+                "num_stages": launch.stages_on(device.backend),
                 "enable_fp_fusion": ENABLE_FP_FUSION,
             },
         ),
     )
-    registers, local_bytes = _resource_usage(compiled.asm["cubin"])
     return KernelReport(
         kernel=kernel.__name__,
         target=target,
-        registers=registers,
         shared_bytes=compiled.metadata.shared,
-        local_bytes=local_bytes,
+        code=read_code(compiled.asm),
     )
 
 
@@ -143,7 +100,7 @@ class _Metadata(Protocol):
 class _Compiled(Protocol):
     """The part of `triton.compile`'s result that is read here."""
 
-    asm: dict[str, bytes]
+    asm: dict[str, bytes | str]
     metadata: _Metadata
 
 
@@ -185,45 +142,16 @@ def _source(kernel: "_Jitted", launch: Launch) -> ASTSource:
     return ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """(registers per thread, bytes of local memory and stack per thread) of a one-kernel cubin."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        text = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)],
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-    usage = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
-    return usage["REG"], usage["STACK"] + usage["LOCAL"]
-
-
-def format_report(reports: Sequence[KernelReport]) -> str:
-    """A table, one kernel a line, ending in how many do not fit."""
-    lines = [
-        f"{'target':<8}{'model':<18}{'dtype':<10}{'variant':<18}{'kernel':<26}"
-        f"{'regs':>5}{'shared':>9}{'spill':>7}"
-    ]
-    for report in reports:
-        target = report.target
-        dtype = str(target.dtype).removeprefix("torch.")
-        lines.append(
-            f"sm_{target.capability:<5}{target.shape.name:<18}{dtype:<10}"
-            f"{target.variant.name:<18}{report.kernel:<26}"
-            f"{report.registers:>5}{report.shared_bytes:>9}{report.local_bytes:>7}"
-            f"{'' if report.fits else '  <- does not fit'}"
-        )
-    num_bad = sum(not report.fits for report in reports)
-    lines.append(f"{len(reports)} kernels compiled, {num_bad} spill or exceed shared memory.")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Print the report of the whole matrix. Exit status 1 when a kernel does not fit."""
+    parser = argparse.ArgumentParser(description="Resources of every Triton kernel.")
+    parser.add_argument("--out", type=Path, help="write the report to this file too, as Markdown")
+    out = cast("Path | None", parser.parse_args().out)
     reports = compile_all(all_targets())
-    print(format_report(reports))
+    page = format_page(reports)
+    print(page)
+    if out is not None:
+        out.write_text(page)
     if not all(report.fits for report in reports):
         raise SystemExit(1)
 

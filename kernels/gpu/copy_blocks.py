@@ -15,11 +15,9 @@ from torch import Tensor
 
 from pageray.kernels.gpu.checks import check_contiguous, check_dtype, check_shape
 from pageray.kernels.gpu.launch import Launch, run
+from pageray.kernels.gpu.words import as_words, widest_word
 
 _BLOCK_W = 2048
-
-_WORD_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Widest first: a copy moves bits, so the widest word that divides a record is best."""
 
 
 # Grid: (C, cdiv(record words, BLOCK_W)).
@@ -34,8 +32,10 @@ def copy_blocks_kernel(pool_ptr, pairs_ptr, stride_B, num_words, BLOCK_W: tl.con
     tl.store(pool_ptr + destination * stride_B + w_W, words_W, mask=mask_W)
 
 
-def copy_blocks_launch(records_BW: Tensor, pairs_C2: Tensor) -> Launch:
-    """Copy records of the word-typed pool."""
+def copy_blocks_launch(pool: Tensor, pairs_C2: Tensor) -> Launch:
+    """Copy records."""
+    record_dims = pool.ndim - 1
+    records_BW = as_words(pool, widest_word([pool], record_dims), record_dims)
     num_words = records_BW.shape[1]
     return Launch(
         kernel=copy_blocks_kernel,
@@ -57,22 +57,4 @@ def copy_blocks(pool: Tensor, pairs_C2: Tensor) -> None:
     check_contiguous("pairs_C2", pairs_C2)
     if pool.numel() == 0:
         return
-    run(copy_blocks_launch(as_word_records(pool), pairs_C2))
-
-
-def as_word_records(pool: Tensor) -> Tensor:
-    """The pool's memory as [B, words of a record], in the widest integer that fits.
-
-    Raises ValueError when a record is not one contiguous run.
-    """
-    if not pool[0].is_contiguous():
-        raise ValueError(
-            f"pool has shape {tuple(pool.shape)} and strides {pool.stride()}; a record (all but "
-            "the first dimension) must be contiguous."
-        )
-    element = pool.element_size()
-    extents = (pool[0].numel() * element, pool.stride(0) * element)
-    extents = (*extents, pool.storage_offset() * element)
-    dtype = next(word for word in _WORD_DTYPES if not any(n % word.itemsize for n in extents))
-    records = pool.as_strided((pool.shape[0], pool[0].numel()), (pool.stride(0), 1))
-    return records.view(dtype)
+    run(copy_blocks_launch(pool, pairs_C2))

@@ -11,7 +11,7 @@ is about the very specialisations that are launched.
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import triton.language as tl
@@ -21,6 +21,11 @@ from pageray.kernels.gpu.precision import IS_INTERPRETED
 
 ENABLE_FP_FUSION = True
 """Pinned: Triton's default changes between versions, and the bits of a result with it."""
+
+
+Backend = Literal["cuda", "hip"]
+"""Triton's names for NVIDIA's and AMD's compiler."""
+BACKEND: Backend = "hip" if torch.version.hip else "cuda"
 
 
 class Kernel(Protocol):
@@ -40,6 +45,12 @@ class Launch:
     constants: Mapping[str, int | bool | tl.dtype]
     num_warps: int = 4
     num_stages: int = 1
+    hip_num_stages: int = 1
+    """In place of num_stages on AMD GPUs, whose loads pass through registers on their way."""
+
+    def stages_on(self, backend: Backend) -> int:
+        """How deep loads are prefetched."""
+        return self.num_stages if backend == "cuda" else self.hip_num_stages
 
 
 def run(launch: Launch) -> None:
@@ -61,7 +72,7 @@ def run(launch: Launch) -> None:
             **launch.args,
             **launch.constants,
             num_warps=launch.num_warps,
-            num_stages=launch.num_stages,
+            num_stages=launch.stages_on(BACKEND),
             enable_fp_fusion=ENABLE_FP_FUSION,
         )
 

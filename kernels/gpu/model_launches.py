@@ -10,17 +10,25 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.gpu.attention_variants import PLAIN, AttentionVariant
-from pageray.kernels.gpu.copy_blocks import as_word_records, copy_blocks_launch
+from pageray.kernels.gpu.copy_blocks import copy_blocks_launch
 from pageray.kernels.gpu.draw_uniform import draw_uniform_launch
+from pageray.kernels.gpu.gather_pages import gather_pages_launch, scatter_pages_launch
 from pageray.kernels.gpu.launch import Launch
 from pageray.kernels.gpu.paged_attention import attention_launches
 from pageray.kernels.gpu.penalties import apply_penalties_launch, count_tokens_launch
 from pageray.kernels.gpu.rms_norm import add_rms_norm_launch, rms_norm_launch
-from pageray.kernels.gpu.rope import rope_launch
+from pageray.kernels.gpu.rope_write_kv import rope_write_kv_launch
 from pageray.kernels.gpu.sample import sample_launch
 from pageray.kernels.gpu.silu_mul import silu_mul_launch
-from pageray.kernels.gpu.write_kv import write_kv_launch
-from pageray.kernels.ops import AttentionOptions, PenaltyRows, RaggedBatch, SamplingRows
+from pageray.kernels.ops import (
+    AttentionOptions,
+    KvScales,
+    PenaltyRows,
+    QkNorm,
+    RaggedBatch,
+    RopeStep,
+    SamplingRows,
+)
 
 _TOKENS = 96
 _SEQUENCES = 24
@@ -40,6 +48,7 @@ class ModelShape:
     num_layers: int
     vocab_size: int
     window: int = 0
+    has_qk_norm: bool = False
 
 
 LLAMA_3_8B = ModelShape(
@@ -71,6 +80,7 @@ QWEN3_32B_TP4 = ModelShape(
     intermediate_size=6400,
     num_layers=64,
     vocab_size=151936,
+    has_qk_norm=True,
 )
 SMOLLM2_135M = ModelShape(
     name="SmolLM2-135M",
@@ -92,6 +102,7 @@ GEMMA_3_12B = ModelShape(
     num_layers=48,
     vocab_size=262208,
     window=1024,
+    has_qk_norm=True,
 )
 MODEL_SHAPES = (LLAMA_3_8B, LLAMA_3_70B_TP8, QWEN3_32B_TP4, SMOLLM2_135M, GEMMA_3_12B)
 
@@ -115,7 +126,7 @@ def launches_of(
 ) -> Iterator[Launch]:
     """One launch of every kernel at this shape, on tensors without memory; of a variant, of those
     that touch the pool."""
-    if variant is PLAIN:
+    if variant == PLAIN:
         yield from _layer_launches(shape, dtype)
         yield from _sampling_launches(shape)
     yield from _pool_launches(shape, dtype, variant)
@@ -125,9 +136,7 @@ def _layer_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
     x_TE = _meta((_TOKENS, shape.hidden_size), dtype)
     weight_E = _meta((shape.hidden_size,), dtype)
     yield add_rms_norm_launch(x_TE, x_TE, weight_E, x_TE, 1e-6)
-    q_THD, k_TKD, _ = _qkv(shape, dtype)
-    yield rms_norm_launch(q_THD, _meta((shape.head_dim,), dtype), torch.empty_like(q_THD), 1e-6)
-    yield rope_launch(q_THD, k_TKD, _meta((_TOKENS,)), _meta((4096, shape.head_dim), torch.float))
+    yield rms_norm_launch(x_TE, weight_E, x_TE, 1e-6)
     gate_up_T2I = _meta((_TOKENS, 2 * shape.intermediate_size), dtype)
     yield silu_mul_launch(gate_up_T2I, _meta((_TOKENS, shape.intermediate_size), dtype))
 
@@ -135,13 +144,19 @@ def _layer_launches(shape: ModelShape, dtype: torch.dtype) -> Iterator[Launch]:
 def _pool_launches(
     shape: ModelShape, dtype: torch.dtype, variant: AttentionVariant
 ) -> Iterator[Launch]:
-    """Writing, copying, and the attention of a mixed batch: decode, merge and prefill."""
-    q_THD, k_TKD, v_TKD = _qkv(shape, dtype)
+    """Writing, copying and moving pages, and the attention of a mixed batch: decode, merge and
+    prefill."""
     record = (shape.num_layers, 2, shape.num_kv_heads, variant.block_size, shape.head_dim)
     pool = _meta((1024, *record), variant.kv_dtype or dtype)
     kv_B2KPD = pool[:, 0]
-    yield write_kv_launch(k_TKD, v_TKD, kv_B2KPD, _meta((_TOKENS,)))
-    yield copy_blocks_launch(as_word_records(pool), _meta((3, 2)))
+    yield _rope_write_kv_launch(shape, kv_B2KPD, dtype)
+    yield copy_blocks_launch(pool, _meta((3, 2)))
+    # Half of the layers, one KV head: what a rank sends to one that holds other heads.
+    blocks_N, pages = _meta((_SEQUENCES,)), pool[:, : shape.num_layers // 2, :, :1]
+    staging = _meta((_SEQUENCES, *pages.shape[1:]), pool.dtype)
+    yield gather_pages_launch(pages, staging, blocks_N)
+    yield scatter_pages_launch(staging, pages, blocks_N)
+    q_THD = _qkv(shape, dtype)[:, : shape.num_heads]
     batch = RaggedBatch(
         query_starts_S1=_meta((_SEQUENCES + 1,), torch.int32),
         kv_lens_S=_meta((_SEQUENCES,), torch.int32),
@@ -191,8 +206,17 @@ def _meta(shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _qkv(shape: ModelShape, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Strided views of one projection, as the model layers pass them."""
-    qkv_THD = _meta((_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), dtype)
-    first_k, first_v = shape.num_heads, shape.num_heads + shape.num_kv_heads
-    return qkv_THD[:, :first_k], qkv_THD[:, first_k:first_v], qkv_THD[:, first_v:]
+def _rope_write_kv_launch(shape: ModelShape, kv_B2KPD: Tensor, dtype: torch.dtype) -> Launch:
+    step = RopeStep(
+        positions_T=_meta((_TOKENS,)),
+        cos_sin_LD=_meta((4096, shape.head_dim), torch.float),
+        slot_mapping_T=_meta((_TOKENS,)),
+    )
+    weight_D = _meta((shape.head_dim,), dtype)
+    norm = QkNorm(q_norm_D=weight_D, k_norm_D=weight_D, eps=1e-6) if shape.has_qk_norm else None
+    return rope_write_kv_launch(_qkv(shape, dtype), kv_B2KPD, step, norm, KvScales())
+
+
+def _qkv(shape: ModelShape, dtype: torch.dtype) -> Tensor:
+    """The fused projection's output, [T, A, D]."""
+    return _meta((_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), dtype)

@@ -259,6 +259,7 @@ def decode_launch(
         },
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        hip_num_stages=tiles.hip_num_stages,
     )
 
 

@@ -172,4 +172,5 @@ def prefill_launch(
         },
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        hip_num_stages=tiles.hip_num_stages,
     )

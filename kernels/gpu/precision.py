@@ -2,7 +2,7 @@
 
 Kernels load, cast to float32, compute in float32 and round once on the store; matrix products
 alone run in the tensors' own dtype, for the tensor cores. Triton's interpreter multiplies
-bfloat16 wrongly and truncates float32 to bfloat16 and to float8_e4m3fn instead of rounding, so
+bfloat16 wrongly and truncates float32 to bfloat16 instead of rounding, so
 under it products run in float32 and the rounding is done here.
 """
 
@@ -22,9 +22,6 @@ IS_INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KV_DTYPES = (*FLOAT_DTYPES, torch.float8_e4m3fn)
 """What a pool may hold."""
-
-_LARGEST_E4M3: tl.constexpr = tl.constexpr(448.0)
-_LEAST_NORMAL_E4M3: tl.constexpr = tl.constexpr(2.0**-6)
 
 _TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -48,29 +45,10 @@ def dot_dtype(q: Tensor, kv: Tensor) -> tl.dtype:
 
 @triton.jit
 def round_to(x, DTYPE: tl.constexpr):
-    """float32 x rounded to DTYPE, to nearest, ties to even.
-
-    In float8e4nv numbers beyond +-448 become +-448. NaN stays NaN, but not in that dtype under the
-    interpreter, which does not know its NaN.
-    """
+    """float32 x rounded to DTYPE, to nearest, ties to even."""
     if IS_INTERPRETED and DTYPE == tl.bfloat16:
         # bfloat16 is the upper half of float32: add just under half a unit, or half where odd.
         bits = x.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         x = tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
-    if DTYPE == tl.float8e4nv:
-        clamped = tl.minimum(tl.maximum(x, -_LARGEST_E4M3), _LARGEST_E4M3)
-        x = tl.where(x == x, clamped, x)
-        if IS_INTERPRETED:
-            x = _round_on_e4m3_grid(x)
     return x.to(DTYPE)
-
-
-@triton.jit
-def _round_on_e4m3_grid(x):
-    """float32 |x| <= 448 rounded to 3 bits of fraction, or to multiples of 2^-9 below 2^-6."""
-    bits = x.to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & 0xFFF00000).to(tl.float32, bitcast=True)
-    # 1.5 * 2^14 has neighbours 2^-9 away, so the sum is rounded to that.
-    subnormal = (x + 24576.0) - 24576.0
-    return tl.where(tl.abs(x) < _LEAST_NORMAL_E4M3, subnormal, normal)

@@ -3,15 +3,17 @@
 from pageray.kernels.ops import Ops
 from pageray.kernels.reference.copy_blocks import copy_blocks
 from pageray.kernels.reference.draw_uniform import draw_uniform
+from pageray.kernels.reference.gather_pages import gather_pages, scatter_pages
 from pageray.kernels.reference.linear import pack_linear
 from pageray.kernels.reference.mlp import pack_mlp
 from pageray.kernels.reference.paged_attention import paged_attention
 from pageray.kernels.reference.penalties import apply_penalties
 from pageray.kernels.reference.rms_norm import add_rms_norm, rms_norm
-from pageray.kernels.reference.rope import apply_rope
+from pageray.kernels.reference.rope_write_kv import rope_write_kv
 from pageray.kernels.reference.sample import sample
 from pageray.kernels.reference.silu_mul import silu_mul
-from pageray.kernels.reference.write_kv import write_kv
+
+__all__ = ["OPS", "gather_pages", "scatter_pages"]
 
 OPS = Ops(
     name="reference",
@@ -19,9 +21,8 @@ OPS = Ops(
     pack_mlp=pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
-    apply_rope=apply_rope,
+    rope_write_kv=rope_write_kv,
     silu_mul=silu_mul,
-    write_kv=write_kv,
     copy_blocks=copy_blocks,
     paged_attention=paged_attention,
     apply_penalties=apply_penalties,

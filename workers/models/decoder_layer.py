@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard, split_range
-from pageray.kernels.ops import AttentionOptions, Linear, Ops
+from pageray.kernels.ops import AttentionOptions, Linear, Ops, QkNorm
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.models.weights import Checkpoint
 from pageray.workers.tensor_parallel import TensorParallelGroup
@@ -22,9 +22,8 @@ class DecoderLayer:
 
     input_norm_E: Tensor
     qkv: Linear
-    q_norm_D: Tensor | None
-    """With k_norm_D, or both None: the model's `has_qk_norm`."""
-    k_norm_D: Tensor | None
+    qk_norm: QkNorm | None
+    """None unless the model's `has_qk_norm`."""
     o: Linear
     post_attention_norm_E: Tensor
     mlp: Linear
@@ -82,16 +81,23 @@ def load_layer(
 ) -> DecoderLayer:
     """Read and pack one layer. Raises `ModelLoadError` as `Checkpoint.read` does."""
     loader = _LayerLoader(checkpoint, spec, index, shard, tp)
-    has_qk_norm = spec.has_qk_norm
     return DecoderLayer(
         input_norm_E=loader.vector("input_layernorm.weight", spec.hidden_size),
         qkv=_load_qkv(loader, ops),
-        q_norm_D=loader.vector("self_attn.q_norm.weight", spec.head_dim) if has_qk_norm else None,
-        k_norm_D=loader.vector("self_attn.k_norm.weight", spec.head_dim) if has_qk_norm else None,
+        qk_norm=_load_qk_norm(loader) if spec.has_qk_norm else None,
         o=_load_o(loader, ops),
         post_attention_norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
         mlp=_load_mlp(loader, ops),
         attention=AttentionOptions(scale=spec.head_dim**-0.5, window=spec.layer_windows[index]),
+    )
+
+
+def _load_qk_norm(loader: _LayerLoader) -> QkNorm:
+    head_dim = loader.spec.head_dim
+    return QkNorm(
+        q_norm_D=loader.vector("self_attn.q_norm.weight", head_dim),
+        k_norm_D=loader.vector("self_attn.k_norm.weight", head_dim),
+        eps=loader.spec.rms_norm_eps,
     )
 
 

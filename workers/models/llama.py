@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard
-from pageray.kernels.ops import Ops, RaggedBatch
+from pageray.kernels.ops import KvScales, Ops, RaggedBatch, RopeStep
 from pageray.workers.models.decoder_layer import DecoderLayer, load_layer
 from pageray.workers.models.rope import cos_sin_table
 from pageray.workers.models.spec import ModelSpec
@@ -23,13 +23,14 @@ from pageray.workers.models.vocab_parallel import (
 from pageray.workers.models.weights import Checkpoint
 from pageray.workers.tensor_parallel import TensorParallelGroup
 
+_UNSCALED = KvScales()
+
 
 @dataclass(frozen=True)
 class _AttentionStep:
     """What every layer's attention needs to know of a step; see `LlamaModel.forward`."""
 
-    positions_T: Tensor
-    slot_mapping_T: Tensor
+    rope: RopeStep
     batch: RaggedBatch
 
 
@@ -45,7 +46,6 @@ class LlamaModel:
         final_norm_E: Tensor,
         head: VocabParallelHead,
         cos_sin_LD: Tensor,
-        shard: RankShard,
         tp: TensorParallelGroup,
         ops: Ops,
         on_layer_written: Callable[[int], None],
@@ -57,7 +57,6 @@ class LlamaModel:
         self._next_norms = (*(layer.input_norm_E for layer in layers[1:]), final_norm_E)
         self._head = head
         self._cos_sin_LD = cos_sin_LD
-        self._head_counts = [shard.num_q_heads, shard.num_kv_heads, shard.num_kv_heads]
         self._tp = tp
         self._ops = ops
         self._on_layer_written = on_layer_written
@@ -82,7 +81,10 @@ class LlamaModel:
         ops, eps, all_reduce = self._ops, self.spec.rms_norm_eps, self._tp.all_reduce
         kv_layers = pool.unbind(1)
         last = len(self._layers) - 1
-        step = _AttentionStep(positions_T, slot_mapping_T, batch)
+        rope = RopeStep(
+            positions_T=positions_T, cos_sin_LD=self._cos_sin_LD, slot_mapping_T=slot_mapping_T
+        )
+        step = _AttentionStep(rope, batch)
         residual_TE = self._embedding(token_ids_T)
         x_TE = ops.rms_norm(residual_TE, self._layers[0].input_norm_E, eps)
         for index, layer in enumerate(self._layers):
@@ -107,14 +109,8 @@ class LlamaModel:
     ) -> Tensor:
         """[T, H * D]: the attention of this rank's heads, after writing their K and V."""
         ops = self._ops
-        qkv_T = layer.qkv(x_TE)
-        heads = qkv_T.view(qkv_T.shape[0], -1, self.spec.head_dim)
-        q_THD, k_TKD, v_TKD = heads.split_with_sizes(self._head_counts, dim=1)
-        if layer.q_norm_D is not None and layer.k_norm_D is not None:
-            q_THD = ops.rms_norm(q_THD, layer.q_norm_D, self.spec.rms_norm_eps)
-            k_TKD = ops.rms_norm(k_TKD, layer.k_norm_D, self.spec.rms_norm_eps)
-        ops.apply_rope(q_THD, k_TKD, step.positions_T, self._cos_sin_LD)
-        ops.write_kv(k_TKD, v_TKD, kv_B2KPD, step.slot_mapping_T)
+        qkv_TAD = layer.qkv(x_TE).view(x_TE.shape[0], -1, self.spec.head_dim)
+        q_THD = ops.rope_write_kv(qkv_TAD, kv_B2KPD, step.rope, layer.qk_norm, _UNSCALED)
         out_THD = ops.paged_attention(q_THD, kv_B2KPD, step.batch, layer.attention)
         return out_THD.flatten(1)
 
@@ -157,7 +153,6 @@ def load_model(
         final_norm_E=final_norm_E,
         head=head,
         cos_sin_LD=cos_sin_LD,
-        shard=shard,
         tp=tp,
         ops=ops,
         on_layer_written=on_layer_written,
