@@ -57,6 +57,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     """False: a prompt is computed in one step, so max_num_batched_tokens >= max_model_len."""
+    enforce_eager: bool = False
+    """True: no CUDA graphs, the host launches every kernel of every step. CPU has none anyway."""
+    cuda_graph_sizes: tuple[int, ...] | Literal["auto"] = "auto"
+    """Numbers of sequences for which decode steps are captured, ascending; a step is padded up to
+    the next, and one above the last is launched by the host. auto: 1, 2, 4, 8, 16, 24, ... up to
+    max_num_seqs. Each costs some memory and start time."""
     seed: int = 0
     """Seeds the draws of requests that come without a seed of their own."""
     step_timeout_s: float = 300.0
@@ -106,11 +112,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; "
                 "it must be above 0 and at most 1."
             )
+        self._validate_graph_sizes()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs "
                 f"({self.max_num_seqs}): not every running sequence could get its one token. "
                 "Raise the first or lower the second."
+            )
+
+    def _validate_graph_sizes(self) -> None:
+        sizes = self.cuda_graph_sizes
+        if sizes == "auto":
+            return
+        if not sizes:
+            raise ConfigError("cuda_graph_sizes is empty; for no graphs set enforce_eager: true.")
+        if sorted(set(sizes)) != list(sizes) or not 1 <= sizes[0] <= sizes[-1] <= self.max_num_seqs:
+            raise ConfigError(
+                f"cuda_graph_sizes is {list(sizes)}; it must be ascending, from 1 at least to "
+                f"max_num_seqs ({self.max_num_seqs}) at most."
             )
 
 

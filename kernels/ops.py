@@ -35,6 +35,7 @@ class RaggedBatch:
     """int32 [S, N], contiguous rows."""
     max_query_len: int
     max_kv_len: int
+    """At least the largest of kv_lens_S; a captured graph serves all batches up to its own."""
     memo: dict[object, object] = field(
         default_factory=dict[object, object], init=False, compare=False, repr=False
     )

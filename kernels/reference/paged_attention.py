@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.ops import AttentionOptions, RaggedBatch
+from pageray.kernels.reference.precision import widened
 
 
 def paged_attention(
@@ -38,11 +39,11 @@ def paged_attention(
 def _gather_keys(
     kv_B2KPD: Tensor, table_N: Tensor, first_key: int, kv_len: int
 ) -> tuple[Tensor, Tensor]:
-    """K and V, each float32 [K, J, D], of tokens first_key .. kv_len - 1."""
+    """K and V, each `widened` [K, J, D], of tokens first_key .. kv_len - 1."""
     tokens = torch.arange(first_key, kv_len, device=kv_B2KPD.device)
     block_size = kv_B2KPD.shape[3]
     blocks = table_N[tokens // block_size].long()
-    kv_J2KD = kv_B2KPD[blocks, :, :, tokens % block_size].float()
+    kv_J2KD = widened(kv_B2KPD[blocks, :, :, tokens % block_size])
     k_JKD, v_JKD = kv_J2KD.unbind(dim=1)
     return k_JKD.transpose(0, 1), v_JKD.transpose(0, 1)
 
@@ -62,10 +63,10 @@ def _attend(
     is_visible_IJ: Tensor,
     options: AttentionOptions,
 ) -> Tensor:
-    """Attention of one sequence, float32 [I, H, D]; query head h reads KV head h // G."""
+    """Attention of one sequence, [I, H, D] in k's dtype; query head h reads KV head h // G."""
     num_queries, num_heads, head_dim = q_IHD.shape
     q_KGID = (
-        q_IHD.float()
+        q_IHD.to(k_KJD.dtype)
         .transpose(0, 1)
         .reshape(k_KJD.shape[0], num_heads // k_KJD.shape[0], num_queries, head_dim)
     )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.ops import KvScales
+from pageray.kernels.reference.precision import widened
 
 
 def write_kv(
@@ -16,7 +17,7 @@ def write_kv(
     parts = ((k_TKD, scales.k_scale), (v_TKD, scales.v_scale))
     for plane, (values_TKD, scale) in enumerate(parts):
         pages_BKPD = kv_B2KPD[:, plane]
-        scaled_TKD = values_TKD[is_kept_T].float() / scale
+        scaled_TKD = widened(values_TKD[is_kept_T]) / scale
         pages_BKPD[slots // block_size, :, slots % block_size] = _cast(scaled_TKD, kv_B2KPD.dtype)
 
 

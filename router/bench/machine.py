@@ -5,6 +5,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+import pageray
+
 Machine = dict[str, str | int]
 
 
@@ -18,7 +20,7 @@ def describe_machine() -> Machine:
         "python": platform.python_version(),
         "torch": version("torch"),
         "numba": version("numba"),
-        "pageray": version("pageray"),
+        "pageray": pageray.__version__,
     }
 
 

@@ -21,6 +21,12 @@ from pageray.cluster.errors import ConfigError
         ({"quantization": "int4"}, "Invalid enum value 'int4' - at `$.quantization`"),
         ({"max_model_len": 1}, "no room for a prompt"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),
+        ({"cuda_graph_sizes": []}, "for no graphs set enforce_eager: true"),
+        ({"cuda_graph_sizes": [1, 4, 2]}, "[1, 4, 2]; it must be ascending"),
+        ({"cuda_graph_sizes": [1, 1]}, "must be ascending"),
+        ({"cuda_graph_sizes": [0, 1]}, "from 1 at least"),
+        ({"cuda_graph_sizes": [1, 9], "max_num_seqs": 8}, "max_num_seqs (8) at most"),
+        ({"cuda_graph_sizes": "all"}, "Invalid enum value 'all' - at `$.cuda_graph_sizes`"),
     ],
 )
 def test_wrong_settings_say_what_is_wrong(values: dict[str, object], message: str) -> None:
@@ -35,3 +41,8 @@ def test_model_is_required() -> None:
 
 def test_defaults_are_valid() -> None:
     assert EngineConfig.from_mapping({"model": "m"}) == EngineConfig(model="m")
+
+
+def test_graph_sizes_are_a_list_in_yaml() -> None:
+    config = EngineConfig.from_mapping({"model": "m", "cuda_graph_sizes": [1, 3, 256]})
+    assert config.cuda_graph_sizes == (1, 3, 256)

@@ -1,7 +1,8 @@
 """Every operation is tested as Numba and as Triton; without a GPU Triton's interpreter runs it.
 
 The interpreter is slow, so cases for "gpu" are small and few, and it computes bfloat16 wrongly, so
-that dtype is tested on a real GPU only.
+that dtype is tested on a real GPU only. Where there is one, the cases for "gpu" run on it and carry
+the marker of that name.
 """
 
 import os
@@ -16,8 +17,10 @@ if not torch.cuda.is_available():
 from pageray.kernels.dispatch import ops_for
 from pageray.kernels.ops import Ops
 
+GPU_MARKS = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
-@pytest.fixture(params=["cpu", "gpu"])
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=GPU_MARKS)])
 def ops(request: pytest.FixtureRequest) -> Ops:
     """The implementation under test."""
     return ops_for(request.param)

@@ -78,6 +78,8 @@ class LlamaModel:
         may be empty. Returns float32 [R, vocab_size] on rank 0 and None on the other ranks. All
         ranks must be called with the same step.
         """
+        # A captured graph has refilled the batch's tensors since its last step.
+        batch.memo.clear()
         ops, eps, all_reduce = self._ops, self.spec.rms_norm_eps, self._tp.all_reduce
         kv_layers = pool.unbind(1)
         last = len(self._layers) - 1

@@ -6,9 +6,11 @@ import torch
 
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.step import StepPlan, StepResult
+from pageray.workers.graphs.backend import graph_backend_factory
+from pageray.workers.ranks.device import pick_device
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.progress import ProgressBoard
-from pageray.workers.ranks.rank import Rank, pick_device
+from pageray.workers.ranks.rank import Rank
 from pageray.workers.tensor_parallel import SingleRank
 
 
@@ -17,8 +19,14 @@ class InProcessExecutor:
         if config.cpu_threads_per_rank is not None:
             torch.set_num_threads(config.cpu_threads_per_rank)
         self._progress = ProgressBoard.create(1)
+        device = pick_device(config, 0)
         self._rank = Rank(
-            config, model_folder, pick_device(config, 0), SingleRank(), self._progress
+            config,
+            model_folder,
+            device,
+            SingleRank(),
+            self._progress,
+            new_graphs=graph_backend_factory(config, device),
         )
         self._is_down = False
         self._step_timeout_s = config.step_timeout_s

@@ -1,36 +1,38 @@
 """One rank: its shard of the weights, its pages, and the steps it runs on them."""
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from pageray.cluster.config import EngineConfig
-from pageray.cluster.errors import ConfigError
 from pageray.cluster.head_partition import partition_heads
-from pageray.cluster.ids import NULL_BLOCK, SequenceId
 from pageray.cluster.memory_plan import PageLayout, blocks_for_tokens, blocks_that_fit
-from pageray.cluster.sampling_params import SamplingParams
-from pageray.cluster.step import NewSequence, SampleRequest, ScheduledChunk, StepPlan, StepResult
-from pageray.kernels.dispatch import default_ops
-from pageray.kernels.ops import Ops
+from pageray.cluster.step import SampleRequest, StepPlan, StepResult
+from pageray.workers.graphs.backend import GraphBackend, GraphBackendFactory
+from pageray.workers.graphs.cost import measure_graph_bytes
+from pageray.workers.graphs.ladder import GraphLadder
+from pageray.workers.graphs.runner import DecodeGraphs
 from pageray.workers.models.fingerprint import fingerprint
 from pageray.workers.models.llama import LlamaModel, load_model
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.page_pool import PagePool
+from pageray.workers.ranks.cuda_budget import DeviceUse, pool_budget_bytes
+from pageray.workers.ranks.device import compute_dtype, pick_ops, torch_dtype
+from pageray.workers.ranks.made_up_steps import made_up_steps
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.progress import ProgressBoard
 from pageray.workers.sampler import Sampler
 from pageray.workers.sequence_store import SequenceStore, StoredSequence
 from pageray.workers.step_inputs import build_step_inputs
+from pageray.workers.step_runner import EagerRunner, StepRunner
 from pageray.workers.tensor_parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_POOL_BYTES = 1 << 29
-CUDA_RESERVE_BYTES = 512 << 20
-"""Left free on a CUDA device beside what the profile step needed: allocator slack, NCCL."""
 
 
 class Rank:
@@ -43,7 +45,11 @@ class Rank:
         device: torch.device,
         tp: TensorParallelGroup,
         progress: ProgressBoard,
+        *,
+        new_graphs: GraphBackendFactory | None = None,
     ) -> None:
+        """`new_graphs`: what to capture decode steps with; None: every step is launched."""
+        self._new_graphs = new_graphs
         self._config = config
         self._folder = folder
         self._device = device
@@ -53,12 +59,12 @@ class Rank:
         self._spec = ModelSpec.from_folder(folder)
         self._dtype = compute_dtype(config, self._spec, device)
         self._kv_dtype = (
-            self._dtype if config.kv_cache_dtype == "auto" else _torch_dtype(config.kv_cache_dtype)
+            self._dtype if config.kv_cache_dtype == "auto" else torch_dtype(config.kv_cache_dtype)
         )
         self._shard = partition_heads(self._spec.num_heads, self._spec.num_kv_heads, tp.size)[
             tp.rank
         ]
-        self._ops = _pick_ops(config, device)
+        self._ops = pick_ops(config, device)
         self._layout = PageLayout(
             num_layers=self._spec.num_layers,
             num_kv_heads=self._shard.num_kv_heads,
@@ -67,10 +73,12 @@ class Rank:
             element_bytes=self._kv_dtype.itemsize,
         )
         self._max_model_len = config.max_model_len or self._spec.max_position
+        self._ladder = GraphLadder.of(config, self._max_model_len)
         self._store = SequenceStore(self._max_model_len, config.block_size)
         self._sampler = Sampler(self._ops, self._spec.eos_token_ids)
         self._model: LlamaModel | None = None
         self._pool: PagePool | None = None
+        self._runner: StepRunner | None = None
 
     @property
     def pool_path(self) -> str | None:
@@ -123,9 +131,31 @@ class Rank:
         )
 
     def allocate(self, num_blocks: int) -> None:
-        """Take the pool's memory, then run one small step so that nothing is compiled later."""
-        self._pool = PagePool.allocate(self._layout, num_blocks, self._kv_dtype, self._device)
+        """Take the pool's memory, run one small step so that nothing is compiled later, and
+        capture the graphs of decode steps where there are any."""
+        self._take_pool(num_blocks)
         self._warm_up(num_tokens=2 * self._config.block_size)
+        if self._new_graphs is not None:
+            begun_s = time.monotonic()
+            self._runner = self._decode_graphs(self._new_graphs()).capture_all()
+            elapsed_s = time.monotonic() - begun_s
+            logger.info("Captured %d CUDA graphs in %.1f s.", len(self._ladder), elapsed_s)
+
+    def _take_pool(self, num_blocks: int) -> None:
+        assert self._model is not None, "load comes before allocate"
+        self._pool = PagePool.allocate(self._layout, num_blocks, self._kv_dtype, self._device)
+        self._runner = EagerRunner(self._model, self._pool.tensor)
+
+    def _decode_graphs(self, backend: GraphBackend) -> DecodeGraphs:
+        assert self._model is not None, "load comes before the pool"
+        assert self._pool is not None, "the pool comes before graphs"
+        return DecodeGraphs(
+            self._model,
+            self._pool.tensor,
+            ladder=self._ladder,
+            table_width=blocks_for_tokens(self._max_model_len, self._config.block_size),
+            backend=backend,
+        )
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step; the sampled tokens are in the result on rank 0 only.
@@ -150,21 +180,13 @@ class Rank:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
-        assert self._model is not None, "load comes before execute"
         assert self._pool is not None, "allocate comes before execute"
-        pool = self._pool.tensor
+        assert self._runner is not None, "it comes with the pool"
         if plan.copies:
             pairs = torch.tensor(plan.copies, dtype=torch.int64, device=self._device)
-            self._ops.copy_blocks(pool, pairs)
-        inputs = build_step_inputs(plan, self._store, self._config.block_size, self._device)
-        logits = self._model.forward(
-            inputs.token_ids_T,
-            inputs.positions_T,
-            pool,
-            inputs.slot_mapping_T,
-            inputs.batch,
-            inputs.logit_rows_R,
-        )
+            self._ops.copy_blocks(self._pool.tensor, pairs)
+        inputs = build_step_inputs(plan, self._store, self._config.block_size)
+        logits = self._runner.run(inputs)
         if logits is None or not plan.samples:
             return StepResult(step_id=plan.step_id)
         if inputs.sample_rows != tuple(range(len(logits))):
@@ -182,9 +204,13 @@ class Rank:
         return self._store[sample.sequence_id]
 
     def close(self) -> None:
+        """Give up connections and memory: another engine may start in this process."""
         self._tp.close()
         if self._pool is not None:
             self._pool.close()
+        # The model knows this rank, for it calls back: without this only the garbage collector
+        # would find them, at a time of its own.
+        self._model = self._pool = self._runner = None
 
     def _count_blocks(self) -> int:
         if self._config.num_gpu_blocks_override is not None:
@@ -199,96 +225,34 @@ class Rank:
         return blocks_that_fit(budget, self._layout)
 
     def _profile_cuda_bytes(self) -> int:
-        """Bytes left for the pool: the share of the device we may use, less what is taken and
-        what the largest step needs on top, found by running one."""
+        """Bytes left for the pool, found by running the largest step and capturing some graphs
+        on a pool of one block."""
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self._pool = PagePool.allocate(self._layout, 1, self._kv_dtype, self._device)
+        self._take_pool(1)
         self._warm_up(num_tokens=self._config.max_num_batched_tokens)
-        self._pool = None
         activation_bytes = torch.cuda.max_memory_allocated(self._device) - before
-        free, total = torch.cuda.mem_get_info(self._device)
-        allowed = int(total * self._config.gpu_memory_utilization)
-        budget = allowed - (total - free) - activation_bytes - CUDA_RESERVE_BYTES
-        if budget <= 0:
-            raise ConfigError(
-                f"After weights and activations nothing is left for the KV pool: the device has "
-                f"{total:,} bytes, gpu_memory_utilization allows {allowed:,}, {total - free:,} are "
-                f"taken and a step needs {activation_bytes:,}."
-            )
-        return budget
+        graph_bytes = self._measure_graph_bytes()
+        self._pool = self._runner = None
+        free, total = self._free_and_total_bytes()
+        use = DeviceUse(total=total, free=free, activations=activation_bytes, graphs=graph_bytes)
+        return pool_budget_bytes(use, self._config.gpu_memory_utilization)
+
+    def _measure_graph_bytes(self) -> int:
+        if self._new_graphs is None:
+            return 0
+        graphs = self._decode_graphs(self._new_graphs())
+        shapes = list(self._ladder.shapes())
+        return measure_graph_bytes(graphs.capture, shapes, lambda: self._free_and_total_bytes()[0])
+
+    def _free_and_total_bytes(self) -> tuple[int, int]:
+        """Of the device, what torch's allocator only keeps for later counted as free."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self._device)
 
     def _warm_up(self, num_tokens: int) -> None:
-        """One prefill of about `num_tokens`, then one decode, of made-up sequences.
-
-        All their tokens share the null block's slots, which nobody else reads.
-        """
-        length = max(1, min(self._config.block_size, self._max_model_len - 1))
-        ids = [SequenceId(-1 - number) for number in range(max(1, num_tokens // length))]
-        sampling = SamplingParams(top_p=0.5, top_k=2, repetition_penalty=1.1)
-        num_blocks = blocks_for_tokens(length + 1, self._config.block_size)
-        added = tuple(
-            NewSequence(
-                sequence_id=sequence_id,
-                index=0,
-                seed=0,
-                token_ids=(0,) * (length + 1),
-                num_prompt_tokens=length,
-                block_ids=(NULL_BLOCK,) * num_blocks,
-                sampling=sampling,
-            )
-            for sequence_id in ids
-        )
-        prefill = tuple(ScheduledChunk(sequence_id, 0, length) for sequence_id in ids)
-        self.execute(StepPlan(step_id=0, added=added, chunks=prefill))
-        decode = tuple(ScheduledChunk(sequence_id, length, 1) for sequence_id in ids)
-        samples = tuple(SampleRequest(sequence_id, row) for row, sequence_id in enumerate(ids))
-        self.execute(StepPlan(step_id=0, dropped=(), chunks=decode, samples=samples))
-        self._store.apply(StepPlan(step_id=0, dropped=tuple(ids)))
-
-
-def pick_device(config: EngineConfig, index: int) -> torch.device:
-    """Raises `ConfigError` when CUDA is asked for and not there."""
-    if config.device == "cpu":
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", index)
-    if config.device == "cuda":
-        raise ConfigError("device is 'cuda', but torch sees no CUDA device; use device: cpu.")
-    return torch.device("cpu")
-
-
-def _pick_ops(config: EngineConfig, device: torch.device) -> Ops:
-    """Raises `ConfigError` when the weights cannot be kept on this device as configured."""
-    try:
-        return default_ops(device, config.quantization)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def compute_dtype(config: EngineConfig, spec: ModelSpec, device: torch.device) -> torch.dtype:
-    """The dtype to compute in: as configured, or the model's own if the device is good at it."""
-    if config.dtype != "auto":
-        return _torch_dtype(config.dtype)
-    own = _torch_dtype(spec.dtype)
-    if device.type == "cpu" and not has_fast_low_precision(own):
-        return torch.float32
-    return own
-
-
-def has_fast_low_precision(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of `dtype` with its own instructions.
-
-    Without them oneDNN falls back to loops several times slower than float32.
-    """
-    if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[name]
+        for plan in made_up_steps(num_tokens, self._config.block_size, self._max_model_len):
+            if plan.chunks:
+                self.execute(plan)
+            else:
+                self._store.apply(plan)

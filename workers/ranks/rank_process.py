@@ -13,6 +13,8 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from pageray.cluster.errors import PageRayError
 from pageray.workers.channel.mailbox import Mailbox, PeerDeadError
 from pageray.workers.channel.pulse import ProcessPulse
+from pageray.workers.graphs.backend import graph_backend_factory
+from pageray.workers.ranks.device import pick_device
 from pageray.workers.ranks.messages import (
     AllocatePool,
     PoolReady,
@@ -26,7 +28,7 @@ from pageray.workers.ranks.messages import (
     encode,
 )
 from pageray.workers.ranks.progress import ProgressBoard
-from pageray.workers.ranks.rank import Rank, pick_device
+from pageray.workers.ranks.rank import Rank
 from pageray.workers.tensor_parallel import SingleRank, TensorParallelGroup, TorchDistributedGroup
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,8 @@ def _serve(spec: RankSpec, commands: Mailbox, reports: Mailbox, engine: ProcessP
         torch.cuda.set_device(device)
     tp = _join_group(spec, device)
     progress = ProgressBoard.open(spec.progress_path, spec.size)
-    rank = Rank(spec.config, Path(spec.model_folder), device, tp, progress)
+    new_graphs = graph_backend_factory(spec.config, device)
+    rank = Rank(spec.config, Path(spec.model_folder), device, tp, progress, new_graphs=new_graphs)
 
     def report(message: Report) -> None:
         reports.write(encode(message), engine)
