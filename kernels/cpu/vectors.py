@@ -52,7 +52,7 @@ def load_vector(builder: Any, cell: Any, at: ir.Value) -> ir.Value:
     """The float32 values of the LANES elements from `at` on; no alignment is asked for."""
     storage = storage_type(cell)
     raw_type = ir.VectorType(storage, LANES)
-    raw = builder.load(builder.bitcast(at, raw_type.as_pointer()), align=_size(cell))
+    raw = builder.load(builder.bitcast(at, raw_type.as_pointer()), align=storage_bytes(cell))
     integers = ir.VectorType(I32, LANES)
     if cell == types.float32:
         return raw
@@ -91,5 +91,19 @@ def multiply_add(builder: Any, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Valu
     return builder.call(function, (a, b, c))
 
 
-def _size(cell: Any) -> int:
+def prefetch(builder: Any, at: ir.Value, distance: int) -> None:
+    """Ask for the line `distance` bytes past a pointer, to be read soon."""
+    byte = ir.IntType(8).as_pointer()
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name)
+    if function is None:
+        signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        function = ir.Function(builder.module, signature, name)
+    address = builder.gep(builder.bitcast(at, byte), [ir.Constant(I64, distance)])
+    read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
+    builder.call(function, (address, read, keep, data))
+
+
+def storage_bytes(cell: Any) -> int:
+    """Bytes of an element of an array of this Numba type."""
     return cast("int", cell.bitwidth) // 8
