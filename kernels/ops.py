@@ -161,10 +161,62 @@ class PenaltyRows:
     """float32 [R]; 0 is off. Applies per occurrence in the output."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionWeights:
+    """One layer's attention, a rank's share of it."""
+
+    norm_E: Tensor
+    eps: float
+    qkv_OE: Tensor
+    """O = (H + 2 K) D rows: q heads, then k heads, then v heads."""
+    qkv_bias_O: Tensor | None
+    qk_norm: QkNorm | None
+    o_EO: Tensor
+    """O = H D columns."""
+    o_bias_E: Tensor | None
+    head_dim: int
+    options: AttentionOptions
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MlpWeights:
+    """One layer's SwiGLU MLP, a rank's share of it."""
+
+    norm_E: Tensor
+    eps: float
+    gate_up_2IE: Tensor
+    gate_up_bias_2I: Tensor | None
+    down_EI: Tensor
+    down_bias_E: Tensor | None
+
+
 class Linear(Protocol):
     """y_TO = x_TE @ weight_OE.T + bias_O, with the weight already in the form it is used in."""
 
     def __call__(self, x_TE: Tensor) -> Tensor: ...
+
+
+class AttentionBlock(Protocol):
+    """residual += x; y = attention(rms_norm(residual)), the layer's K and V written to the pool.
+
+    x_TE is the output of the block before, or None when there was none; y_TE, a new tensor, that
+    of this one, a rank's summand of it. Both have the dtype of residual_TE, which is contiguous.
+    """
+
+    def __call__(
+        self,
+        x_TE: Tensor | None,
+        residual_TE: Tensor,
+        kv_B2KPD: Tensor,
+        rope: RopeStep,
+        batch: RaggedBatch,
+    ) -> Tensor: ...
+
+
+class MlpBlock(Protocol):
+    """residual += x; y = mlp(rms_norm(residual)). Tensors as `AttentionBlock` has them."""
+
+    def __call__(self, x_TE: Tensor, residual_TE: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -182,9 +234,13 @@ class Ops:
     pack_linear: Callable[[Tensor, Tensor | None], Linear]
     """(weight_OE, bias_O or None) -> Linear. Takes the weight over; the caller drops its own."""
 
-    pack_mlp: Callable[[Tensor, Tensor | None, Tensor, Tensor | None], Linear]
-    """(gate_up_2IE, its bias_2I or None, down_EI, its bias_E or None) -> a Linear of
-    y_TE = silu_mul(x gate_up^T + bias) down^T + bias. Takes the weights over."""
+    pack_attention: Callable[[AttentionWeights], AttentionBlock]
+    """Takes the weights over. Equals rms_norm, or add_rms_norm, a linear, rope_write_kv,
+    paged_attention and a linear, but may round less between them."""
+
+    pack_mlp: Callable[[MlpWeights], MlpBlock]
+    """Takes the weights over. Equals add_rms_norm, a linear, silu_mul and a linear, but may round
+    less between them."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x_TE, weight_E, eps) -> y_TE = x / sqrt(mean(x^2) + eps) * weight. New tensor.

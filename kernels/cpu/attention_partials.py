@@ -9,7 +9,7 @@ import numpy as np
 
 from pageray.kernels.cpu.attention_tile import Scratch
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import Array, Pointer, flat
+from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, flat
 from pageray.kernels.cpu.numerics import INFINITY, ONE, ZERO, exp_of_negative, narrow
 
 Partials = tuple[Array, Array, Array]
@@ -36,17 +36,19 @@ def new_partials(num_places: int, num_heads: int, head_dim: int) -> Partials:
 @jit
 def store_row(
     sum_D: Array,
-    largest: float,
-    total: float,
+    largests: Array,
+    totals: Array,
+    row: int,
     token: int,
     head: int,
     out_at: Pointer,
     shape: OutputShape,
 ) -> None:
-    """out[token, head] = sum / total, the head's sink counted in."""
+    """out[token, head] = sum / total of softmax state `row`, the head's sink counted in."""
     num_heads, head_dim, sinks_at = shape
+    largest, total = largests[row], totals[row]
     if sinks_at != NO_SINKS:
-        total = _with_sink(largest, total, flat((sinks_at, ZERO), head)[0])
+        total = _with_sink(largest, total, flat((sinks_at, FLOAT_CELL), head)[0])
     factor = ONE / total
     out = flat(out_at, (token * num_heads + head) * head_dim)
     for d in range(head_dim):
@@ -91,7 +93,7 @@ def merge_partials(
             last += 1
         for head in range(num_heads):
             row = target * num_heads + head
-            store_row(sums[row], largests[row], totals[row], token, head, out_at, shape)
+            store_row(sums[row], largests, totals, row, token, head, out_at, shape)
         first = last
 
 

@@ -171,7 +171,7 @@ def _add_shared_items(
                 if leaders[s] == leader:
                     strides[s] = num_queries
             if num_queries > 0:
-                _add_pieces(draft, leader, first_query, 0, shared[leader], True)
+                _add_pieces(draft, leader, first_query, 0, shared[leader], 1)
             first_member = member
     return first_places, strides
 
@@ -198,7 +198,7 @@ def _add_own_items(
         end_key = position + (end - first)
         first_key = max(0, position - window + 1) if window > 0 else num_shared
         is_long = end_key - first_key > SPLIT_TOKENS
-        is_split = num_shared > 0 or (is_long and stop - start <= tile)
+        is_split = 1 if num_shared > 0 or (is_long and stop - start <= tile) else 0
         _add_pieces(draft, s, first_query, first_key, end_key, is_split)
         for token in range(first, end):
             for place in range(first_place, counts[_PLACES], end - first):
@@ -207,13 +207,15 @@ def _add_own_items(
 
 @jit
 def _add_pieces(
-    draft: _Draft, table: int, first_query: int, first_key: int, end_key: int, is_split: bool
+    draft: _Draft, table: int, first_query: int, first_key: int, end_key: int, is_split: int
 ) -> None:
     """Items of the queries listed last, over keys that are cut at multiples of SPLIT_TOKENS."""
     items, _, _, counts = draft
     num_queries = counts[_QUERIES] - first_query
     while first_key < end_key:
-        cut = min(end_key, (first_key // SPLIT_TOKENS + 1) * SPLIT_TOKENS) if is_split else end_key
+        cut = end_key
+        if is_split:
+            cut = min(end_key, (first_key // SPLIT_TOKENS + 1) * SPLIT_TOKENS)
         item = items[counts[_ITEMS]]
         item[TABLE], item[FIRST_QUERY], item[NUM_QUERIES] = table, first_query, num_queries
         item[FIRST_KEY], item[END_KEY] = first_key, cut

@@ -11,7 +11,7 @@ import numpy as np
 
 from pageray.kernels.cpu.dot_rows import MAX_DOT_ROWS, dot_rows
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import Array, Pointer, flat
+from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, flat
 from pageray.kernels.cpu.numerics import (
     INFINITY,
     ZERO,
@@ -115,7 +115,7 @@ def _score_turned(
         for j in range(TILE_KEYS):
             weights_MJ[row, j] = ZERO
     for column in range(0, num_keys, PANEL):
-        k_at = (k_DJ.ctypes.data + 4 * column, ZERO)
+        k_at = (k_DJ.ctypes.data + 4 * column, FLOAT_CELL)
         for row in range(0, num_rows, MAX_ROWS):
             rows = min(MAX_ROWS, num_rows - row)
             q_at = q_MD.ctypes.data + 4 * row * head_dim
@@ -154,7 +154,7 @@ def add_values(
                     target[d] = widen(source[d])
         token += run
     if not in_place:
-        v_at = (v_JDP.ctypes.data, ZERO)
+        v_at = (v_JDP.ctypes.data, FLOAT_CELL)
         _weigh(weights_MJ, 0, v_at, v_JDP.shape[1], stop - start, sum_MDP, num_rows)
 
 

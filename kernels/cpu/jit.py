@@ -78,10 +78,14 @@ def num_threads(work: int) -> int:
 
     Numba's count follows torch's: OpenMP rebuilds its team whenever the size changes.
     """
-    limit = torch.get_num_threads()
-    if limit == 1 or work < 2 * MIN_WORK_PER_THREAD:
+    if torch.get_num_threads() == 1 or work < 2 * MIN_WORK_PER_THREAD:
         return 1
-    limit = min(limit, _MAX_THREADS)
+    return all_threads()
+
+
+def all_threads() -> int:
+    """torch's number of threads; Numba's is made the same."""
+    limit = min(torch.get_num_threads(), _MAX_THREADS)
     if numba.get_num_threads() != limit:
         numba.set_num_threads(limit)
     return limit

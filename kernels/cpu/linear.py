@@ -32,7 +32,7 @@ def pack_linear(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
     few_rows = PanelLinear(pack_weight(weight_OE, bias_O))
     if not multiplies_natively(weight_OE.dtype):
         return few_rows
-    return _by_number_of_rows(few_rows, _onednn_linear(weight_OE, bias_O))
+    return _by_number_of_rows(few_rows, pack_onednn_linear(weight_OE, bias_O))
 
 
 def pack_linear_int8(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
@@ -64,7 +64,8 @@ class PanelLinear:
         return multiply(x_TE, self._weight, self._panels)
 
 
-def _onednn_linear(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
+def pack_onednn_linear(weight_OE: Tensor, bias_O: Tensor | None) -> Linear:
+    """A product by oneDNN alone."""
     in_features = weight_OE.shape[1]
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OE.contiguous(), _ONEDNN_ROWS)
     multiply_packed = torch.ops.mkldnn._linear_pointwise.default

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.jit import jit, jit_threaded, num_threads, prange
-from pageray.kernels.cpu.memory import Array, Cell, Pointer, flat, pointer
+from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Cell, Pointer, flat, pointer
 from pageray.kernels.cpu.numerics import ZERO, narrow, sigmoid
 from pageray.kernels.cpu.packed_weight import PackedWeight
 from pageray.kernels.cpu.tile_product import HALF_PANEL, MAX_ROWS, PANEL, tile_product
@@ -162,7 +162,7 @@ def _store_gated(
 
 @jit
 def _floats(address: int, offset: int) -> Array:
-    return flat((address, ZERO), offset)
+    return flat((address, FLOAT_CELL), offset)
 
 
 @jit

@@ -8,6 +8,10 @@ scalar whose dtype says what is stored there:
 
 NumPy knows no bfloat16 and Numba no float16: their bits travel in integers, and
 `numerics.widen` turns them into numbers.
+
+An address keeps nothing alive: Numba frees an array after its last use by name, so memory that is
+reached by address alone belongs to a tensor that the caller holds, or to an array that is used
+again by name afterwards.
 """
 
 from collections.abc import Callable
@@ -29,8 +33,11 @@ Array = npt.NDArray[Any]
 Cell = np.generic
 Pointer = tuple[int, Cell]
 
+FLOAT_CELL: Cell = np.float32(0)
+"""Beside an address it makes a pointer to float32."""
+
 _CELLS: dict[torch.dtype, Cell] = {
-    torch.float32: np.float32(0),
+    torch.float32: FLOAT_CELL,
     torch.bfloat16: np.uint16(0),
     torch.float16: np.int16(0),
     torch.float64: np.float64(0),

@@ -1,80 +1,81 @@
-"""y = (silu(x G^T) * (x U^T)) D^T in one call: the SwiGLU MLP (arXiv:2002.05202).
+"""One layer's MLP in one call: residual += x; n = rms_norm(residual);
+y = (silu(n G^T) * (n U^T)) D^T (SwiGLU, arXiv:2002.05202).
 
 Gate and up are packed side by side, half a panel of gates and then their ups, so that a tile of
-sums holds both and the activation is taken before anything is stored.
-
-Shapes: x_TE, gate_up_2IE, down_EI; h_TI float32 between the two products.
+sums holds both and the activation is taken before anything is stored. n and what lies between the
+products are float32, whatever the dtype of x.
 """
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pageray.kernels.cpu.jit import jit, jit_threaded, num_threads, prange
-from pageray.kernels.cpu.linear import MAX_PANEL_ROWS, multiplies_natively, pack_linear
-from pageray.kernels.cpu.matmul import Panels, float_rows, multiply_units, panels_of
-from pageray.kernels.cpu.memory import Pointer, pointer
-from pageray.kernels.cpu.packed_weight import Pack, PackedWeight, pack_weight, pack_weight_int8
-from pageray.kernels.cpu.silu_mul import silu_mul
+from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
+from pageray.kernels.cpu.memory import FLOAT_CELL, Pointer, pointer
+from pageray.kernels.cpu.packed_weight import Pack
+from pageray.kernels.cpu.residual import check_residual
+from pageray.kernels.cpu.rms_norm import add_and_norm_rows
 from pageray.kernels.cpu.tile_product import HALF_PANEL
-from pageray.kernels.ops import Linear
+from pageray.kernels.ops import MlpBlock, MlpWeights
 
 
-def pack_mlp(
-    gate_up_2IE: Tensor, gate_up_bias: Tensor | None, down_EI: Tensor, down_bias: Tensor | None
-) -> Linear:
-    """Raises ValueError if shapes do not fit. Only packed forms are kept."""
-    few_rows = _panel_mlp(gate_up_2IE, gate_up_bias, down_EI, down_bias, pack_weight)
-    if not multiplies_natively(down_EI.dtype):
-        return few_rows
-    gate_up = pack_linear(gate_up_2IE, gate_up_bias)
-    down = pack_linear(down_EI, down_bias)
-
-    def mlp(x_TE: Tensor) -> Tensor:
-        if x_TE.shape[0] <= MAX_PANEL_ROWS:
-            return few_rows(x_TE)
-        return down(silu_mul(gate_up(x_TE)))
-
-    return mlp
+def fused_mlp(weights: MlpWeights, pack: Pack) -> MlpBlock:
+    """The block on panels that `pack` makes. Raises ValueError if shapes do not fit."""
+    return _FusedMlp(_interleaved(weights), pack)
 
 
-def pack_mlp_int8(
-    gate_up_2IE: Tensor, gate_up_bias: Tensor | None, down_EI: Tensor, down_bias: Tensor | None
-) -> Linear:
-    """Like `pack_mlp`, with weights of 8 bits and a scale per output."""
-    return _panel_mlp(gate_up_2IE, gate_up_bias, down_EI, down_bias, pack_weight_int8)
+class _FusedMlp:
+    def __init__(self, weights: MlpWeights, pack: Pack) -> None:
+        self._norm_E, self._eps = weights.norm_E, weights.eps
+        self._gate_up = pack(weights.gate_up_2IE, weights.gate_up_bias_2I)
+        self._down = pack(weights.down_EI, weights.down_bias_E)
+        self._panels = panels_of(self._gate_up), panels_of(self._down)
 
-
-def _panel_mlp(
-    gate_up_2IE: Tensor,
-    gate_up_bias: Tensor | None,
-    down_EI: Tensor,
-    down_bias: Tensor | None,
-    pack: Pack,
-) -> Linear:
-    """The MLP on panels that `pack` makes."""
-    num_hidden = down_EI.shape[1]
-    if gate_up_2IE.shape[0] != 2 * num_hidden:
-        raise ValueError(
-            f"gate_up has shape {tuple(gate_up_2IE.shape)} and down {tuple(down_EI.shape)}; the "
-            "rows of the first must be twice the columns of the second"
+    def __call__(self, x_TE: Tensor, residual_TE: Tensor) -> Tensor:
+        check_residual(x_TE, residual_TE, self._gate_up.num_inputs)
+        num_rows, width = residual_TE.shape
+        y_TE = torch.empty(residual_TE.shape, dtype=residual_TE.dtype)
+        normed_TE = torch.empty(num_rows, width)
+        hidden_TI = torch.empty(num_rows, self._down.num_inputs)
+        _mlp(
+            x_TE.data_ptr(),
+            pointer(residual_TE),
+            pointer(self._norm_E),
+            (num_rows, width, self._eps),
+            *self._panels,
+            (normed_TE.data_ptr(), hidden_TI.data_ptr()),
+            pointer(y_TE),
+            (num_threads(residual_TE.numel()), all_threads()),
         )
-    order = _interleaved(num_hidden)
-    gate_up_2IE = _rows_or_zero(gate_up_2IE, order)
-    if gate_up_bias is not None:
-        gate_up_bias = _rows_or_zero(gate_up_bias, order)
-    missing = gate_up_2IE.shape[0] // 2 - num_hidden
-    down_EI = torch.nn.functional.pad(down_EI, (0, missing))
-    return _PanelMlp(pack(gate_up_2IE, gate_up_bias), pack(down_EI, down_bias))
+        return y_TE
 
 
-def _interleaved(num_hidden: int) -> Tensor:
-    """Row of [gate; up] for each packed row; -1 where the last panel has none."""
+def _interleaved(weights: MlpWeights) -> MlpWeights:
+    """The same with rows of gate and up in the order of half panels, and zeros where the last has
+    none."""
+    num_hidden = weights.down_EI.shape[1]
+    if weights.gate_up_2IE.shape[0] != 2 * num_hidden:
+        raise ValueError(
+            f"gate_up has shape {tuple(weights.gate_up_2IE.shape)} and down "
+            f"{tuple(weights.down_EI.shape)}; the rows of the first must be twice the columns of "
+            "the second"
+        )
     num_panels = -(-num_hidden // HALF_PANEL)
     hidden = torch.arange(num_panels * HALF_PANEL)
     gates = torch.where(hidden < num_hidden, hidden, -1).view(num_panels, HALF_PANEL)
     ups = torch.where(gates >= 0, gates + num_hidden, -1)
-    return torch.cat((gates, ups), dim=1).flatten()
+    order = torch.cat((gates, ups), dim=1).flatten()
+    bias = weights.gate_up_bias_2I
+    return replace(
+        weights,
+        gate_up_2IE=_rows_or_zero(weights.gate_up_2IE, order),
+        gate_up_bias_2I=None if bias is None else _rows_or_zero(bias, order),
+        down_EI=functional.pad(weights.down_EI, (0, len(hidden) - num_hidden)),
+    )
 
 
 def _rows_or_zero(x: Tensor, order: Tensor) -> Tensor:
@@ -84,61 +85,43 @@ def _rows_or_zero(x: Tensor, order: Tensor) -> Tensor:
     return rows
 
 
-class _PanelMlp:
-    def __init__(self, gate_up: PackedWeight, down: PackedWeight) -> None:
-        self._gate_up, self._down = gate_up, down
-        self._gate_up_panels, self._down_panels = panels_of(gate_up), panels_of(down)
-
-    def __call__(self, x_TE: Tensor) -> Tensor:
-        rows_TE = float_rows(x_TE, self._gate_up.num_inputs)
-        num_rows = x_TE.shape[0]
-        h_TI = torch.empty((num_rows, self._down.num_inputs))
-        y_TE = torch.empty((num_rows, self._down.num_outputs), dtype=x_TE.dtype)
-        args = (
-            rows_TE.data_ptr(),
-            rows_TE.stride(0),
-            num_rows,
-            self._gate_up_panels,
-            self._down_panels,
-            pointer(h_TI),
-            pointer(y_TE),
-        )
-        num_parts = num_threads(self._down.panels_PEN.numel())
-        if num_parts == 1:
-            _mlp(*args)
-        else:
-            _mlp_threaded(*args, num_parts)
-        return y_TE
-
-
-@jit
-def _mlp(
-    x_at: int,
-    x_stride: int,
-    num_rows: int,
-    gate_up: Panels,
-    down: Panels,
-    h_at: Pointer,
-    y_at: Pointer,
-) -> None:
-    multiply_units(x_at, x_stride, num_rows, gate_up, h_at, True, 1, np.zeros(1, np.int64))
-    multiply_units(h_at[0], down[3], num_rows, down, y_at, False, 1, np.zeros(1, np.int64))
-
-
 @jit_threaded
-def _mlp_threaded(
-    x_at: int,
-    x_stride: int,
-    num_rows: int,
+def _mlp(
+    x_address: int,
+    residual_at: Pointer,
+    norm_at: Pointer,
+    shape: tuple[int, int, float],
     gate_up: Panels,
     down: Panels,
-    h_at: Pointer,
+    scratch: tuple[int, int],
     y_at: Pointer,
-    num_parts: int,
+    parts: tuple[int, int],
 ) -> None:
-    gate_up_counter, down_counter = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    num_rows, width, eps = shape
+    num_row_parts, num_parts = parts
+    normed_at, hidden_at = scratch
+    # A loop ends when every thread has finished, so each may read all that the one before wrote.
+    if num_row_parts == 1:
+        add_and_norm_rows(
+            x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, 0, num_rows
+        )
+    else:
+        for index in prange(num_row_parts):
+            start, stop = part(num_rows, num_row_parts, index)
+            add_and_norm_rows(
+                x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, start, stop
+            )
+    counters = np.zeros((2, 8), np.int64)
     for _ in prange(num_parts):
-        multiply_units(x_at, x_stride, num_rows, gate_up, h_at, True, num_parts, gate_up_counter)
-    # Between the two loops every thread has finished: the second product reads all of h.
+        multiply_units(
+            normed_at,
+            width,
+            num_rows,
+            gate_up,
+            (hidden_at, FLOAT_CELL),
+            True,
+            num_parts,
+            counters[0],
+        )
     for _ in prange(num_parts):
-        multiply_units(h_at[0], down[3], num_rows, down, y_at, False, num_parts, down_counter)
+        multiply_units(hidden_at, down[3], num_rows, down, y_at, False, num_parts, counters[1])

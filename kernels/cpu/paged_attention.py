@@ -63,7 +63,7 @@ from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
 from pageray.kernels.cpu.work_counter import fetch_add_one
 from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
-_Query = tuple[int, int, int, int, float, int, float]
+Query = tuple[int, int, int, int, float, int, float]
 """Token stride and head stride of q, table width, group (query heads per KV head), scale,
 window, softcap (0: none)."""
 
@@ -82,7 +82,7 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q_THD.shape
     num_kv_heads = kv_B2KPD.shape[2]
     group = num_heads // num_kv_heads
-    plan = _plan(batch, kv_B2KPD, group, options.window)
+    plan = planned(batch, kv_B2KPD, group, options.window)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype)
     query = (
         q_THD.stride(0),
@@ -104,7 +104,7 @@ def paged_attention(
         plan.merges,
         plan.num_places,
         pointer(out_THD),
-        (num_heads, head_dim, _sinks_address(options.sinks_H, num_heads)),
+        (num_heads, head_dim, sinks_address(options.sinks_H, num_heads)),
     )
     num_parts = num_threads(num_tokens * num_kv_heads * head_dim * batch.max_kv_len)
     if num_parts == 1:
@@ -114,7 +114,7 @@ def paged_attention(
     return out_THD
 
 
-def _plan(batch: RaggedBatch, kv_B2KPD: Tensor, group: int, window: int) -> AttentionPlan:
+def planned(batch: RaggedBatch, kv_B2KPD: Tensor, group: int, window: int) -> AttentionPlan:
     """Worked out by the first layer of a step, and kept with the batch for the others."""
     num_blocks, _, _, block_size, _ = kv_B2KPD.shape
     key = ("attention plan", group, window, block_size, num_blocks)
@@ -126,7 +126,7 @@ def _plan(batch: RaggedBatch, kv_B2KPD: Tensor, group: int, window: int) -> Atte
     return cast("AttentionPlan", plan)
 
 
-def _sinks_address(sinks_H: Tensor | None, num_heads: int) -> int:
+def sinks_address(sinks_H: Tensor | None, num_heads: int) -> int:
     if sinks_H is None:
         return NO_SINKS
     require_shape("sinks", sinks_H, num_heads)
@@ -154,9 +154,24 @@ def _check_batch(batch: RaggedBatch) -> None:
 
 
 @jit
+def merge_part(
+    merges: Array,
+    index: int,
+    num_parts: int,
+    partials: Partials,
+    out_at: Pointer,
+    out_shape: OutputShape,
+) -> None:
+    """One thread's share of the queries that were cut."""
+    first, end = part(len(merges), num_parts, index)
+    first, end = start_of_query(merges, first), start_of_query(merges, end)
+    merge_partials(merges, first, end, partials, out_at, out_shape)
+
+
+@jit
 def _attend(
     q_at: Pointer,
-    query: _Query,
+    query: Query,
     kv_at: Pointer,
     layout: PageLayout,
     tables_at: Pointer,
@@ -169,7 +184,7 @@ def _attend(
 ) -> None:
     partials = new_partials(num_places, out_shape[0], out_shape[1])
     counter = np.zeros(1, dtype=np.int64)
-    _work(
+    attend_units(
         q_at,
         query,
         kv_at,
@@ -188,7 +203,7 @@ def _attend(
 @jit_threaded
 def _attend_threaded(
     q_at: Pointer,
-    query: _Query,
+    query: Query,
     kv_at: Pointer,
     layout: PageLayout,
     tables_at: Pointer,
@@ -203,7 +218,7 @@ def _attend_threaded(
     partials = new_partials(num_places, out_shape[0], out_shape[1])
     counter = np.zeros(1, dtype=np.int64)
     for _ in prange(num_parts):
-        _work(
+        attend_units(
             q_at,
             query,
             kv_at,
@@ -218,15 +233,13 @@ def _attend_threaded(
         )
     if len(merges) > 0:
         for index in prange(num_parts):
-            first, end = part(len(merges), num_parts, index)
-            first, end = start_of_query(merges, first), start_of_query(merges, end)
-            merge_partials(merges, first, end, partials, out_at, out_shape)
+            merge_part(merges, index, num_parts, partials, out_at, out_shape)
 
 
 @jit
-def _work(
+def attend_units(
     q_at: Pointer,
-    query: _Query,
+    query: Query,
     kv_at: Pointer,
     layout: PageLayout,
     tables_at: Pointer,
@@ -274,16 +287,14 @@ def _keep_results(
         index, q_head = row // group, head * group + row % group
         if item[PARTIAL] == NOT_SPLIT:
             token = queries[index, TOKEN]
-            store_row(sum_MDP[row], largest_M[row], total_M[row], token, q_head, out_at, out_shape)
+            store_row(sum_MDP[row], largest_M, total_M, row, token, q_head, out_at, out_shape)
         else:
             place_row = (item[PARTIAL] + index) * out_shape[0] + q_head
             keep_partial(scratch, row, partials, place_row)
 
 
 @jit
-def _load_queries(
-    q_at: Pointer, query: _Query, queries: Array, head: int, scratch: Scratch
-) -> None:
+def _load_queries(q_at: Pointer, query: Query, queries: Array, head: int, scratch: Scratch) -> None:
     """Scaled float32 query rows, and an empty softmax state."""
     q_MD, _, _, _, sum_MDP, largest_M, total_M = scratch
     token_stride, head_stride, _, group, scale, _, _ = query
@@ -303,7 +314,7 @@ def _load_queries(
 def _attend_item(
     kv_at: Pointer,
     layout: PageLayout,
-    query: _Query,
+    query: Query,
     table: Array,
     item: Array,
     queries: Array,

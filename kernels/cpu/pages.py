@@ -1,5 +1,6 @@
 """How one layer of the pool lies in memory."""
 
+import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.memory import require_float
@@ -13,6 +14,11 @@ def page_layout(kv_B2KPD: Tensor) -> PageLayout:
     """Raises ValueError unless the view is [B, 2, K, P, D] with contiguous [P, D] tiles."""
     if kv_B2KPD.dim() != 5 or kv_B2KPD.shape[1] != 2:
         raise ValueError(f"kv has shape {tuple(kv_B2KPD.shape)}; it must be (B, 2, K, P, D)")
+    if kv_B2KPD.dtype is torch.float8_e4m3fn:
+        raise ValueError(
+            "kv is torch.float8_e4m3fn, which only a GPU can store; on the CPU the pool must be "
+            "float32, bfloat16 or float16"
+        )
     require_float("kv", kv_B2KPD)
     _, _, num_kv_heads, block_size, head_dim = kv_B2KPD.shape
     block_stride, plane_stride, head_stride, slot_stride, _ = kv_B2KPD.stride()

@@ -129,3 +129,26 @@ def _add_threaded(x_at: Pointer, residual_at: Pointer, count: int, num_parts: in
     for index in prange(num_parts):
         start, stop = part(count, num_parts, index)
         _add(x_at, residual_at, start, stop)
+
+
+@jit
+def add_and_norm_rows(
+    x_address: int,
+    residual_at: Pointer,
+    weight_at: Pointer,
+    y_at: Pointer,
+    width: int,
+    eps: float,
+    start: int,
+    stop: int,
+) -> None:
+    """residual += x, of the same dtype and dense; y = rms_norm(residual). No x at address 0."""
+    for row in range(start, stop):
+        if x_address != 0:
+            x, residual = (
+                flat((x_address, residual_at[1]), row * width),
+                flat(residual_at, row * width),
+            )
+            for e in range(width):
+                residual[e] = narrow(widen(residual[e]) + widen(x[e]), residual)
+        _norm_rows(residual_at, (1, width, 0), weight_at, y_at, width, eps, row, row + 1)

@@ -26,13 +26,13 @@ from pageray.kernels.cpu.numerics import ONE, float32
 from pageray.kernels.cpu.pages import PageLayout, page_layout
 from pageray.kernels.ops import KvScales, QkNorm, RopeStep
 
-_Heads = tuple[int, int, int]
+Heads = tuple[int, int, int]
 """Number of query heads, token stride, head stride."""
-_Table = tuple[int, int]
+Table = tuple[int, int]
 """Of cosines and sines: row stride, R / 2."""
-_Norm = tuple[bool, float]
+Norm = tuple[bool, float]
 """Whether to normalise, eps."""
-_Gains = tuple[float, float]
+Gains = tuple[float, float]
 """What K and V are multiplied by."""
 _FLOAT_BYTES = torch.float32.itemsize
 
@@ -45,15 +45,10 @@ def rope_write_kv(
     Raises ValueError, before anything is written, for a slot outside the pool, a position outside
     the table, a table of odd width or wider than a head, and a pool of 8-bit floats.
     """
-    if kv_B2KPD.dtype is torch.float8_e4m3fn:
-        raise ValueError(
-            "kv is torch.float8_e4m3fn, which only a GPU can store; on the CPU the pool must be "
-            "float32, bfloat16 or float16"
-        )
     layout = page_layout(kv_B2KPD)
     num_tokens, num_all_heads, head_dim = qkv_TAD.shape
     num_heads = num_all_heads - 2 * kv_B2KPD.shape[2]
-    _check(qkv_TAD, kv_B2KPD, step)
+    _check(qkv_TAD, kv_B2KPD, step, norm)
     num_parts = num_threads(qkv_TAD.numel())
     buffers = torch.empty(num_parts, head_dim)
     args = (
@@ -65,19 +60,19 @@ def rope_write_kv(
         pointer(step.slot_mapping_T),
         pointer(step.cos_sin_LD),
         (step.cos_sin_LD.stride(0), step.cos_sin_LD.shape[1] // 2),
-        *_norm_arguments(norm, qkv_TAD),
+        *norm_arguments(norm, qkv_TAD),
         (1.0 / scales.k_scale, 1.0 / scales.v_scale),
         pointer(buffers),
     )
     if num_parts == 1:
-        _move_tokens(*args, 0, num_tokens)
+        move_tokens(*args, 0, num_tokens)
     else:
         _move_tokens_threaded(*args, num_tokens, num_parts)
     return qkv_TAD[:, :num_heads]
 
 
-def _check(qkv_TAD: Tensor, kv_B2KPD: Tensor, step: RopeStep) -> None:
-    num_blocks, _, num_kv_heads, block_size, head_dim = kv_B2KPD.shape
+def _check(qkv_TAD: Tensor, kv_B2KPD: Tensor, step: RopeStep, norm: QkNorm | None) -> None:
+    num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
     num_tokens, num_all_heads, _ = qkv_TAD.shape
     require_float("qkv", qkv_TAD)
     require_shape("qkv", qkv_TAD, num_tokens, num_all_heads, head_dim)
@@ -86,6 +81,16 @@ def _check(qkv_TAD: Tensor, kv_B2KPD: Tensor, step: RopeStep) -> None:
             f"qkv has {num_all_heads} heads; with {num_kv_heads} KV heads in the pool none is "
             "left for queries"
         )
+    if norm is not None:
+        require_shape("q_norm", norm.q_norm_D, head_dim)
+        require_shape("k_norm", norm.k_norm_D, head_dim)
+    check_rope_step(step, kv_B2KPD, num_tokens)
+
+
+def check_rope_step(step: RopeStep, kv_B2KPD: Tensor, num_tokens: int) -> None:
+    """Raises ValueError for a slot outside the pool, a position outside the table, a table of odd
+    width or wider than a head."""
+    num_blocks, _, _, block_size, head_dim = kv_B2KPD.shape
     require_dtype("slot_mapping", step.slot_mapping_T, torch.int64)
     require_shape("slot_mapping", step.slot_mapping_T, num_tokens)
     require_in_range("slot_mapping", step.slot_mapping_T, -1, num_blocks * block_size)
@@ -101,32 +106,31 @@ def _check(qkv_TAD: Tensor, kv_B2KPD: Tensor, step: RopeStep) -> None:
     require_in_range("positions", step.positions_T, 0, length)
 
 
-def _norm_arguments(norm: QkNorm | None, qkv_TAD: Tensor) -> tuple[Pointer, Pointer, _Norm]:
+def norm_arguments(norm: QkNorm | None, unused: Tensor) -> tuple[Pointer, Pointer, Norm]:
     """Pointers to the weights of q and of k, and the rest."""
     if norm is None:
         # Never followed; a pointer of the weights' usual dtype, so that one kernel serves both.
-        unused = pointer(qkv_TAD)
-        return unused, unused, (False, 0.0)
+        at = pointer(unused)
+        return at, at, (False, 0.0)
     for name, weight_D in (("q_norm", norm.q_norm_D), ("k_norm", norm.k_norm_D)):
         require_float(name, weight_D)
-        require_shape(name, weight_D, qkv_TAD.shape[2])
     return pointer(norm.q_norm_D), pointer(norm.k_norm_D), (True, norm.eps)
 
 
 @jit
-def _move_tokens(
+def move_tokens(
     qkv_at: Pointer,
-    heads: _Heads,
+    heads: Heads,
     kv_at: Pointer,
     layout: PageLayout,
     positions_at: Pointer,
     slots_at: Pointer,
     table_at: Pointer,
-    table: _Table,
+    table: Table,
     q_norm_at: Pointer,
     k_norm_at: Pointer,
-    norm: _Norm,
-    gains: _Gains,
+    norm: Norm,
+    gains: Gains,
     buffer_at: Pointer,
     start: int,
     stop: int,
@@ -166,7 +170,7 @@ def _load_turned(
     table_at: Pointer,
     turn: tuple[int, int, int],
     weight_at: Pointer,
-    norm: _Norm,
+    norm: Norm,
 ) -> None:
     """buffer = the head at element `start`, normalised if the model does that, and rotated.
 
@@ -184,17 +188,17 @@ def _load_turned(
 @jit_threaded
 def _move_tokens_threaded(
     qkv_at: Pointer,
-    heads: _Heads,
+    heads: Heads,
     kv_at: Pointer,
     layout: PageLayout,
     positions_at: Pointer,
     slots_at: Pointer,
     table_at: Pointer,
-    table: _Table,
+    table: Table,
     q_norm_at: Pointer,
     k_norm_at: Pointer,
-    norm: _Norm,
-    gains: _Gains,
+    norm: Norm,
+    gains: Gains,
     buffers_at: Pointer,
     num_tokens: int,
     num_parts: int,
@@ -202,7 +206,7 @@ def _move_tokens_threaded(
     for index in prange(num_parts):
         start, stop = part(num_tokens, num_parts, index)
         buffer_at = (buffers_at[0] + index * layout[5] * _FLOAT_BYTES, buffers_at[1])
-        _move_tokens(
+        move_tokens(
             qkv_at,
             heads,
             kv_at,

@@ -20,6 +20,7 @@ from pageray.kernels.cpu.vectors import (
     I64,
     LANES,
     NUM_REGISTERS,
+    VECTOR,
     broadcast,
     load_float_vector,
     load_vector,
@@ -46,7 +47,9 @@ _PREFETCH_BYTES = 3072
 """How far ahead weights are asked for. The machine's own prefetching ends with a 4 KiB page; with
 this a product of few rows reads a quarter faster. A wrong address does no harm."""
 
-_Sums = list[list[ir.Value]]
+# llvmlite has no types of its own for values; this name stands for them inside this file.
+_Value = Any
+_Sums = list[list[_Value]]
 """[row][vector]."""
 
 
@@ -69,8 +72,8 @@ class _Loop:
             [load_float_vector(builder, self._out_at(row, vector)) for vector in range(_VECTORS)]
             for row in range(self._num_rows)
         ]
-        empty = [[zeros() for _ in range(_VECTORS)] for _ in range(self._num_rows)]
-        chains = [first, *([empty] * (num_chains - 1))]
+        empty: _Sums = [[zeros() for _ in range(_VECTORS)] for _ in range(self._num_rows)]
+        chains: list[_Sums] = [first, *([empty] * (num_chains - 1))]
         whole = builder.and_(self._depth, ir.Constant(I64, -_UNROLL))
         chains = self._run(ir.Constant(I64, 0), whole, _UNROLL, chains)
         sums = chains[0]
@@ -95,7 +98,7 @@ class _Loop:
         builder.position_at_end(head)
         k = builder.phi(I64)
         k.add_incoming(start, before)
-        carried = [[[builder.phi(v.type) for v in row] for row in sums] for sums in chains]
+        carried = [[[builder.phi(VECTOR) for _ in row] for row in sums] for sums in chains]
         _connect(carried, chains, before)
         builder.cbranch(builder.icmp_signed("<", k, stop), body, after)
         builder.position_at_end(body)

@@ -8,8 +8,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import Pointer, flat
-from pageray.kernels.cpu.numerics import ZERO, widen
+from pageray.kernels.cpu.memory import FLOAT_CELL, Pointer, flat
+from pageray.kernels.cpu.numerics import widen
 from pageray.kernels.cpu.vectors import (
     F32,
     I32,
@@ -89,4 +89,4 @@ def turn_keys(
     for j in range(num_keys):
         key = flat(kv_at, first + j * head_dim)
         for d in range(whole_dims if j < whole_keys else 0, head_dim):
-            flat((out_at, ZERO), d * out_stride + j)[0] = widen(key[d])
+            flat((out_at, FLOAT_CELL), d * out_stride + j)[0] = widen(key[d])

@@ -76,7 +76,7 @@ def store_float_vector(builder: Any, vector: ir.Value, at: ir.Value) -> None:
 
 def broadcast(builder: Any, scalar: ir.Value) -> ir.Value:
     """A vector with the float32 in every lane."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    undefined = zeros()
     first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
     lanes = ir.Constant(ir.VectorType(I32, LANES), [0] * LANES)
     return builder.shuffle_vector(first, undefined, lanes)

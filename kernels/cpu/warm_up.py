@@ -1,29 +1,41 @@
 """Compiles what an engine will call, before its first request has to wait for it."""
 
 import pathlib
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from numba.core import config, event
 
-from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
 from pageray.kernels.cpu.jit import MIN_WORK_PER_THREAD
-from pageray.kernels.cpu.linear import MAX_PANEL_ROWS, pack_linear
-from pageray.kernels.cpu.mlp import pack_mlp
-from pageray.kernels.cpu.paged_attention import paged_attention
+from pageray.kernels.cpu.linear import MAX_PANEL_ROWS
 from pageray.kernels.cpu.penalties import apply_penalties
-from pageray.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from pageray.kernels.cpu.rope_write_kv import rope_write_kv
 from pageray.kernels.cpu.sample import sample
 from pageray.kernels.ops import (
+    AttentionBlock,
     AttentionOptions,
-    KvScales,
+    AttentionWeights,
+    MlpBlock,
+    MlpWeights,
+    Ops,
     PenaltyRows,
     RaggedBatch,
     RopeStep,
     SamplingRows,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """What the kernels of a decoder layer are compiled for, and the heads of a rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
 
 
 def is_cold() -> bool:
@@ -32,61 +44,81 @@ def is_cold() -> bool:
     return not folder.is_dir() or not any(folder.iterdir())
 
 
-def warm_up(
-    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
-) -> bool:
-    """Run every operation once on made-up data, for one thread and, if torch has several, for
-    them too. Returns whether anything had to be compiled; later processes find it on disk.
+def warm_up(ops: Ops, shape: LayerShape) -> bool:
+    """Run what an engine calls once on made-up data: one token, and enough for several threads and
+    for either way to multiply. Returns whether anything had to be compiled; later processes find
+    it on disk.
 
-    Compiling takes about a minute, loading well under a second. The pool is taken to have `dtype`.
+    Compiling takes about a minute, loading well under a second.
     """
     with event.install_recorder("numba:compile") as recorder:
-        sizes = [1]
-        if torch.get_num_threads() > 1:
-            sizes.append(2 * MIN_WORK_PER_THREAD // head_dim + 1)
-        for num_tokens in sizes:
-            _run_layer(num_tokens, (num_heads, num_kv_heads, head_dim, block_size), dtype)
-            _run_sampler(num_rows=2, vocab_size=num_tokens * head_dim)
+        for num_tokens in (1, max(MAX_PANEL_ROWS, 2 * MIN_WORK_PER_THREAD // shape.head_dim) + 1):
+            _run_layer(ops, shape, num_tokens)
+            _run_sampler(num_rows=2, vocab_size=num_tokens * shape.head_dim)
         return len(cast("list[object]", recorder.buffer)) > 0
 
 
-def _run_layer(num_tokens: int, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
-    num_heads, num_kv_heads, head_dim, block_size = shape
-    x_TE = torch.zeros(num_tokens, head_dim, dtype=dtype)
+def _run_layer(ops: Ops, shape: LayerShape, num_tokens: int) -> None:
+    """A layer of one head's width, a head of as wide a vocabulary, and a copy of blocks."""
+    head_dim, dtype = shape.head_dim, shape.dtype
     weight_E = torch.ones(head_dim, dtype=dtype)
-    add_rms_norm(x_TE, x_TE.clone(), weight_E, 1e-5)
-    rms_norm(x_TE, weight_E, 1e-5)
-    _run_products(num_tokens * head_dim, dtype)
-
-    num_blocks = (num_tokens + block_size - 1) // block_size
-    pool = torch.zeros(num_blocks + 1, 2, num_kv_heads, block_size, head_dim, dtype=dtype)
+    x_TE = torch.zeros(num_tokens, head_dim, dtype=dtype)
+    residual_TE = x_TE.clone()
+    num_blocks = (num_tokens + shape.block_size - 1) // shape.block_size
+    record = (2, shape.num_kv_heads, shape.block_size, head_dim)
+    pool = torch.zeros(num_blocks + 1, *record, dtype=shape.kv_dtype)
     targets_C = torch.arange(1, num_blocks + 1)
-    copy_blocks(pool, torch.stack((torch.zeros_like(targets_C), targets_C), dim=1))
-    qkv_TAD = torch.zeros(num_tokens, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    ops.copy_blocks(pool, torch.stack((torch.zeros_like(targets_C), targets_C), dim=1))
     positions_T = torch.arange(num_tokens)
-    step = RopeStep(
+    rope = RopeStep(
         positions_T=positions_T,
         cos_sin_LD=torch.zeros(num_tokens, head_dim),
         slot_mapping_T=positions_T,
     )
-    q_THD = rope_write_kv(qkv_TAD, pool, step, None, KvScales())
     batch = RaggedBatch(
-        query_starts_S1=torch.tensor([0, 1], dtype=torch.int32),
+        query_starts_S1=torch.tensor([0, num_tokens], dtype=torch.int32),
         kv_lens_S=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables_SN=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
-        max_query_len=1,
+        max_query_len=num_tokens,
         max_kv_len=num_tokens,
     )
-    paged_attention(q_THD[:1], pool, batch, AttentionOptions(scale=1.0))
+    x_TE = _attention_block(ops, shape)(x_TE, residual_TE, pool, rope, batch)
+    x_TE = _mlp_block(ops, shape)(x_TE, residual_TE)
+    ops.pack_linear(torch.zeros(num_tokens, head_dim, dtype=dtype), None)(
+        ops.add_rms_norm(x_TE, residual_TE, weight_E, 1e-5)
+    )
 
 
-def _run_products(num_inputs: int, dtype: torch.dtype) -> None:
-    weight_OE = torch.zeros(1, num_inputs, dtype=dtype)
-    x_TE = torch.zeros(1, num_inputs, dtype=dtype)
-    pack_linear(weight_OE, None)(x_TE)
-    mlp = pack_mlp(torch.zeros(2, num_inputs, dtype=dtype), None, weight_OE.T, None)
-    for num_tokens in (1, MAX_PANEL_ROWS + 1):
-        mlp(x_TE.expand(num_tokens, num_inputs))
+def _attention_block(ops: Ops, shape: LayerShape) -> AttentionBlock:
+    head_dim, dtype = shape.head_dim, shape.dtype
+    num_all_heads = shape.num_heads + 2 * shape.num_kv_heads
+    return ops.pack_attention(
+        AttentionWeights(
+            norm_E=torch.ones(head_dim, dtype=dtype),
+            eps=1e-5,
+            qkv_OE=torch.zeros(num_all_heads * head_dim, head_dim, dtype=dtype),
+            qkv_bias_O=None,
+            qk_norm=None,
+            o_EO=torch.zeros(head_dim, shape.num_heads * head_dim, dtype=dtype),
+            o_bias_E=None,
+            head_dim=head_dim,
+            options=AttentionOptions(scale=1.0),
+        )
+    )
+
+
+def _mlp_block(ops: Ops, shape: LayerShape) -> MlpBlock:
+    head_dim, dtype = shape.head_dim, shape.dtype
+    return ops.pack_mlp(
+        MlpWeights(
+            norm_E=torch.ones(head_dim, dtype=dtype),
+            eps=1e-5,
+            gate_up_2IE=torch.zeros(2 * head_dim, head_dim, dtype=dtype),
+            gate_up_bias_2I=None,
+            down_EI=torch.zeros(head_dim, head_dim, dtype=dtype),
+            down_bias_E=None,
+        )
+    )
 
 
 def _run_sampler(num_rows: int, vocab_size: int) -> None:

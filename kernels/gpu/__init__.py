@@ -5,11 +5,11 @@ interpreted on CPU tensors: slow, but the same semantics, which is how they are 
 GPU.
 """
 
+from pageray.kernels.composed_blocks import Operations
 from pageray.kernels.gpu.copy_blocks import copy_blocks
 from pageray.kernels.gpu.draw_uniform import draw_uniform
 from pageray.kernels.gpu.gather_pages import gather_pages, scatter_pages
 from pageray.kernels.gpu.linear import pack_linear
-from pageray.kernels.gpu.mlp import pack_mlp
 from pageray.kernels.gpu.paged_attention import paged_attention
 from pageray.kernels.gpu.penalties import apply_penalties
 from pageray.kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -20,10 +20,20 @@ from pageray.kernels.ops import Ops
 
 __all__ = ["OPS", "gather_pages", "scatter_pages"]
 
+_BLOCKS = Operations(
+    pack_linear=pack_linear,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    rope_write_kv=rope_write_kv,
+    paged_attention=paged_attention,
+    silu_mul=silu_mul,
+)
+
 OPS = Ops(
     name="gpu",
     pack_linear=pack_linear,
-    pack_mlp=pack_mlp,
+    pack_attention=_BLOCKS.pack_attention,
+    pack_mlp=_BLOCKS.pack_mlp,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope_write_kv=rope_write_kv,

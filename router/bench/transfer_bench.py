@@ -31,7 +31,7 @@ from pageray.router.bench.transfer_source import (
     Target,
     run_source,
 )
-from pageray.workers.transfer.malloc import keep_freed_memory
+from pageray.workers.malloc import keep_freed_memory
 from pageray.workers.transfer.socket_options import tune
 
 SMOLLM2_LAYOUT = PoolLayout(

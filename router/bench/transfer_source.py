@@ -14,8 +14,8 @@ import torch
 from pageray.cluster.ids import BlockId, TransferId
 from pageray.cluster.page_layout import PoolLayout
 from pageray.router.bench.transfer_destination import join_group
+from pageray.workers.malloc import keep_freed_memory
 from pageray.workers.transfer.grpc_writer import GrpcStreamWriter
-from pageray.workers.transfer.malloc import keep_freed_memory
 from pageray.workers.transfer.mapped_pages import MappedPages
 from pageray.workers.transfer.nixl_pools import NixlEndpoint, NixlPools
 from pageray.workers.transfer.nixl_writer import NixlWriter

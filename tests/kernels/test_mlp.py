@@ -3,62 +3,117 @@ import torch
 
 from kernel_cases import assert_near
 from pageray.kernels import reference
-from pageray.kernels.ops import Ops
+from pageray.kernels.ops import MlpWeights, Ops
 
 # On both sides of half a panel (4, 8 or 16 hidden units) and of a tile's rows (6 or 14).
 HIDDEN = (1, 8, 37)
 NUM_TOKENS = (0, 1, 9, 31)
 
 
+def weights_of(
+    num_hidden: int,
+    width: int,
+    *,
+    generator: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    has_bias: bool = False,
+) -> MlpWeights:
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(device=device, dtype=dtype)
+
+    return MlpWeights(
+        norm_E=random(width),
+        eps=1e-5,
+        gate_up_2IE=random(2 * num_hidden, width),
+        gate_up_bias_2I=random(2 * num_hidden) if has_bias else None,
+        down_EI=random(width, num_hidden) / num_hidden**0.5,
+        down_bias_E=random(width) if has_bias else None,
+    )
+
+
 @pytest.mark.parametrize("num_hidden", HIDDEN)
-def test_mlp_equals_the_three_operations(
-    ops: Ops, device: torch.device, rng: torch.Generator, num_hidden: int
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_mlp_equals_the_operations_one_by_one(
+    ops: Ops, device: torch.device, rng: torch.Generator, num_hidden: int, has_bias: bool
 ) -> None:
-    gate_up_2IE = torch.randn(2 * num_hidden, 24, generator=rng).to(device)
-    gate_up_bias = torch.randn(2 * num_hidden, generator=rng).to(device)
-    down_EI = (torch.randn(20, num_hidden, generator=rng) / 5).to(device)
-    down_bias = torch.randn(20, generator=rng).to(device)
-    for biases in ((None, None), (gate_up_bias, down_bias)):
-        weights = (gate_up_2IE, biases[0], down_EI, biases[1])
-        mlp, twin = ops.pack_mlp(*weights), reference.OPS.pack_mlp(*weights)
-        for num_tokens in NUM_TOKENS:
-            x_TE = torch.randn(num_tokens, 24, generator=rng).to(device)
-            assert_near(mlp(x_TE), twin(x_TE))
+    weights = weights_of(num_hidden, 24, generator=rng, device=device, has_bias=has_bias)
+    mlp, twin = ops.pack_mlp(weights), reference.OPS.pack_mlp(weights)
+    for num_tokens in NUM_TOKENS:
+        x_TE = torch.randn(num_tokens, 24, generator=rng).to(device)
+        residual_TE = torch.randn(num_tokens, 24, generator=rng).to(device)
+        twin_residual_TE = residual_TE.clone()
+        assert_near(mlp(x_TE, residual_TE), twin(x_TE, twin_residual_TE))
+        assert_near(residual_TE, twin_residual_TE)
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
-def test_cpu_mlp_rounds_less_than_the_three_operations(
-    rng: torch.Generator, low: torch.dtype
-) -> None:
+def test_cpu_mlp_rounds_at_the_end_only(rng: torch.Generator, low: torch.dtype) -> None:
     from pageray.kernels import cpu
 
-    gate_up_2IE = torch.randn(64, 24, generator=rng).to(low)
-    down_EI = (torch.randn(20, 32, generator=rng) / 5).to(low)
-    x_TE = torch.randn(5, 24, generator=rng).to(low)
-    exact = reference.OPS.pack_mlp(gate_up_2IE.double(), None, down_EI.double(), None)(
-        x_TE.double()
+    weights = weights_of(32, 24, generator=rng, dtype=low)
+    exact = MlpWeights(
+        norm_E=weights.norm_E.double(),
+        eps=weights.eps,
+        gate_up_2IE=weights.gate_up_2IE.double(),
+        gate_up_bias_2I=None,
+        down_EI=weights.down_EI.double(),
+        down_bias_E=None,
     )
-    y_TE = cpu.OPS.pack_mlp(gate_up_2IE, None, down_EI, None)(x_TE)
+    x_TE = torch.randn(5, 24, generator=rng).to(low)
+    residual_TE = torch.randn(5, 24, generator=rng).to(low)
+    sum_TE = residual_TE + x_TE
+    y_TE = cpu.OPS.pack_mlp(weights)(x_TE, residual_TE)
     assert y_TE.dtype is low
-    assert_near(y_TE, exact.to(low))
+    assert torch.equal(residual_TE, sum_TE)
+    zero_TE = torch.zeros(5, 24, dtype=torch.float64)
+    assert_near(y_TE, reference.OPS.pack_mlp(exact)(zero_TE, sum_TE.double()).to(low))
 
 
 def test_cpu_mlp_of_a_wide_layer_runs_on_all_threads(rng: torch.Generator) -> None:
     """Large enough for several threads, blocks of rows and units of panels."""
     from pageray.kernels import cpu
 
-    weights = (
-        torch.randn(2 * 700, 1000, generator=rng),
-        None,
-        torch.randn(130, 700, generator=rng) / 700,
-        None,
-    )
-    x_TE = torch.randn(150, 1000, generator=rng) / 30
-    assert_near(cpu.OPS.pack_mlp(*weights)(x_TE), reference.OPS.pack_mlp(*weights)(x_TE))
+    weights = weights_of(700, 1000, generator=rng)
+    x_TE = torch.randn(150, 1000, generator=rng)
+    mlp, twin = cpu.OPS.pack_mlp(weights), reference.OPS.pack_mlp(weights)
+    y_TE, expected_TE = mlp(x_TE, x_TE.clone()), twin(x_TE, x_TE.clone())
+    scale = expected_TE.abs().amax()
+    assert_near(y_TE / scale, expected_TE / scale)
 
 
-def test_cpu_mlp_refuses_shapes_that_do_not_fit() -> None:
+def test_int8_mlp_is_near(rng: torch.Generator) -> None:
+    from pageray.kernels import cpu
+
+    weights = weights_of(96, 64, generator=rng)
+    x_TE = torch.randn(7, 64, generator=rng)
+    y_TE = cpu.INT8_OPS.pack_mlp(weights)(x_TE, x_TE.clone())
+    expected_TE = reference.OPS.pack_mlp(weights)(x_TE, x_TE.clone())
+    error_TE = y_TE - expected_TE
+    relative = float(error_TE.square().sum() / expected_TE.square().sum()) ** 0.5
+    assert 0 < relative < 0.02
+
+
+def test_cpu_mlp_refuses_what_does_not_fit(rng: torch.Generator) -> None:
     from pageray.kernels import cpu
 
     with pytest.raises(ValueError, match=r"\(6, 4\).*\(4, 2\)"):
-        cpu.OPS.pack_mlp(torch.zeros(6, 4), None, torch.zeros(4, 2), None)
+        cpu.OPS.pack_mlp(
+            MlpWeights(
+                norm_E=torch.ones(4),
+                eps=1e-5,
+                gate_up_2IE=torch.zeros(6, 4),
+                gate_up_bias_2I=None,
+                down_EI=torch.zeros(4, 2),
+                down_bias_E=None,
+            )
+        )
+    mlp = cpu.OPS.pack_mlp(weights_of(4, 8, generator=rng))
+    with pytest.raises(ValueError, match=r"residual has shape \(2, 7\)"):
+        mlp(torch.zeros(2, 7), torch.zeros(2, 7))
+    with pytest.raises(ValueError, match=r"x has shape \(3, 8\)"):
+        mlp(torch.zeros(3, 8), torch.zeros(2, 8))
+    with pytest.raises(ValueError, match=r"x is torch.float16 and residual torch.float32"):
+        mlp(torch.zeros(2, 8, dtype=torch.float16), torch.zeros(2, 8))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        mlp(torch.zeros(2, 8), torch.zeros(2, 16)[:, :8])

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard, split_range
-from pageray.kernels.ops import AttentionOptions, Linear, Ops, QkNorm
+from pageray.kernels.ops import (
+    AttentionBlock,
+    AttentionOptions,
+    AttentionWeights,
+    MlpBlock,
+    MlpWeights,
+    Ops,
+    QkNorm,
+)
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.models.weights import Checkpoint
 from pageray.workers.tensor_parallel import TensorParallelGroup
@@ -18,16 +26,10 @@ from pageray.workers.tensor_parallel import TensorParallelGroup
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderLayer:
-    """A layer's shard. `qkv` gives [T, (H + 2K) * D]: q heads, then k heads, then v heads."""
+    """A layer's shard. Each block leaves a summand that all ranks add up."""
 
-    input_norm_E: Tensor
-    qkv: Linear
-    qk_norm: QkNorm | None
-    """None unless the model's `has_qk_norm`."""
-    o: Linear
-    post_attention_norm_E: Tensor
-    mlp: Linear
-    attention: AttentionOptions
+    attention: AttentionBlock
+    mlp: MlpBlock
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,27 @@ def load_layer(
     """Read and pack one layer. Raises `ModelLoadError` as `Checkpoint.read` does."""
     loader = _LayerLoader(checkpoint, spec, index, shard, tp)
     return DecoderLayer(
-        input_norm_E=loader.vector("input_layernorm.weight", spec.hidden_size),
-        qkv=_load_qkv(loader, ops),
+        attention=ops.pack_attention(_load_attention(loader)),
+        mlp=ops.pack_mlp(_load_mlp(loader)),
+    )
+
+
+def _load_attention(loader: _LayerLoader) -> AttentionWeights:
+    spec = loader.spec
+    qkv_OE, qkv_bias_O = _load_qkv(loader)
+    o_EO, o_bias_E = _load_o(loader)
+    return AttentionWeights(
+        norm_E=loader.vector("input_layernorm.weight", spec.hidden_size),
+        eps=spec.rms_norm_eps,
+        qkv_OE=qkv_OE,
+        qkv_bias_O=qkv_bias_O,
         qk_norm=_load_qk_norm(loader) if spec.has_qk_norm else None,
-        o=_load_o(loader, ops),
-        post_attention_norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
-        mlp=_load_mlp(loader, ops),
-        attention=AttentionOptions(scale=spec.head_dim**-0.5, window=spec.layer_windows[index]),
+        o_EO=o_EO,
+        o_bias_E=o_bias_E,
+        head_dim=spec.head_dim,
+        options=AttentionOptions(
+            scale=spec.head_dim**-0.5, window=spec.layer_windows[loader.index]
+        ),
     )
 
 
@@ -101,7 +117,7 @@ def _load_qk_norm(loader: _LayerLoader) -> QkNorm:
     )
 
 
-def _load_qkv(loader: _LayerLoader, ops: Ops) -> Linear:
+def _load_qkv(loader: _LayerLoader) -> tuple[Tensor, Tensor | None]:
     spec, shard = loader.spec, loader.shard
     q_rows = (shard.q_start * spec.head_dim, shard.q_end * spec.head_dim)
     kv_rows = (shard.kv_start * spec.head_dim, shard.kv_end * spec.head_dim)
@@ -111,28 +127,37 @@ def _load_qkv(loader: _LayerLoader, ops: Ops) -> Linear:
         loader.column_parallel("self_attn.k_proj", num_kv_rows, kv_rows, spec.qkv_bias),
         loader.column_parallel("self_attn.v_proj", num_kv_rows, kv_rows, spec.qkv_bias),
     )
-    return ops.pack_linear(*_stacked(parts))
+    return _stacked(parts)
 
 
-def _load_o(loader: _LayerLoader, ops: Ops) -> Linear:
+def _load_o(loader: _LayerLoader) -> tuple[Tensor, Tensor | None]:
     spec, shard = loader.spec, loader.shard
     columns = (shard.q_start * spec.head_dim, shard.q_end * spec.head_dim)
     num_columns = spec.num_heads * spec.head_dim
     has_bias = spec.attention_output_bias
-    return ops.pack_linear(*loader.row_parallel("self_attn.o_proj", num_columns, columns, has_bias))
+    return loader.row_parallel("self_attn.o_proj", num_columns, columns, has_bias)
 
 
-def _load_mlp(loader: _LayerLoader, ops: Ops) -> Linear:
+def _load_mlp(loader: _LayerLoader) -> MlpWeights:
     spec = loader.spec
     part = split_range(spec.intermediate_size, loader.tp.size, loader.tp.rank)
-    gate_up = _stacked(
+    gate_up_2IE, gate_up_bias_2I = _stacked(
         (
             loader.column_parallel("mlp.gate_proj", spec.intermediate_size, part, spec.mlp_bias),
             loader.column_parallel("mlp.up_proj", spec.intermediate_size, part, spec.mlp_bias),
         )
     )
-    down = loader.row_parallel("mlp.down_proj", spec.intermediate_size, part, spec.mlp_bias)
-    return ops.pack_mlp(*gate_up, *down)
+    down_EI, down_bias_E = loader.row_parallel(
+        "mlp.down_proj", spec.intermediate_size, part, spec.mlp_bias
+    )
+    return MlpWeights(
+        norm_E=loader.vector("post_attention_layernorm.weight", spec.hidden_size),
+        eps=spec.rms_norm_eps,
+        gate_up_2IE=gate_up_2IE,
+        gate_up_bias_2I=gate_up_bias_2I,
+        down_EI=down_EI,
+        down_bias_E=down_bias_E,
+    )
 
 
 def _stacked(parts: tuple[tuple[Tensor, Tensor | None], ...]) -> tuple[Tensor, Tensor | None]:

@@ -4,14 +4,13 @@ Shape suffixes as in `pageray.kernels.ops`; L is the number of layers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard
-from pageray.kernels.ops import KvScales, Ops, RaggedBatch, RopeStep
+from pageray.kernels.ops import Ops, RaggedBatch, RopeStep
 from pageray.workers.models.decoder_layer import DecoderLayer, load_layer
 from pageray.workers.models.rope import cos_sin_table
 from pageray.workers.models.spec import ModelSpec
@@ -22,16 +21,6 @@ from pageray.workers.models.vocab_parallel import (
 )
 from pageray.workers.models.weights import Checkpoint
 from pageray.workers.tensor_parallel import TensorParallelGroup
-
-_UNSCALED = KvScales()
-
-
-@dataclass(frozen=True)
-class _AttentionStep:
-    """What every layer's attention needs to know of a step; see `LlamaModel.forward`."""
-
-    rope: RopeStep
-    batch: RaggedBatch
 
 
 class LlamaModel:
@@ -53,8 +42,7 @@ class LlamaModel:
         self.spec = spec
         self._embedding = embedding
         self._layers = layers
-        # After layer i comes the norm of layer i + 1's input, after the last one the final norm.
-        self._next_norms = (*(layer.input_norm_E for layer in layers[1:]), final_norm_E)
+        self._final_norm_E = final_norm_E
         self._head = head
         self._cos_sin_LD = cos_sin_LD
         self._tp = tp
@@ -80,41 +68,29 @@ class LlamaModel:
         """
         # A captured graph has refilled the batch's tensors since its last step.
         batch.memo.clear()
-        ops, eps, all_reduce = self._ops, self.spec.rms_norm_eps, self._tp.all_reduce
+        all_reduce = self._tp.all_reduce
         kv_layers = pool.unbind(1)
-        last = len(self._layers) - 1
         rope = RopeStep(
             positions_T=positions_T, cos_sin_LD=self._cos_sin_LD, slot_mapping_T=slot_mapping_T
         )
-        step = _AttentionStep(rope, batch)
         residual_TE = self._embedding(token_ids_T)
-        x_TE = ops.rms_norm(residual_TE, self._layers[0].input_norm_E, eps)
+        x_TE = None
         for index, layer in enumerate(self._layers):
-            attended_TE = self._attend(layer, x_TE, kv_layers[index], step)
+            x_TE = layer.attention(x_TE, residual_TE, kv_layers[index], rope, batch)
             self._on_layer_written(index + 1)
-            if index == last:
+            if layer is self._layers[-1]:
                 # All KV is written: from here on only the rows whose logits are asked for matter.
                 if logit_rows_R.shape[0] == 0:
                     return self._no_logits(pool.device)
-                attended_TE = attended_TE.index_select(0, logit_rows_R)
+                x_TE = x_TE.index_select(0, logit_rows_R)
                 residual_TE = residual_TE.index_select(0, logit_rows_R)
-            x_TE = layer.o(attended_TE)
             all_reduce(x_TE)
-            x_TE = ops.add_rms_norm(x_TE, residual_TE, layer.post_attention_norm_E, eps)
-            x_TE = layer.mlp(x_TE)
+            x_TE = layer.mlp(x_TE, residual_TE)
             all_reduce(x_TE)
-            x_TE = ops.add_rms_norm(x_TE, residual_TE, self._next_norms[index], eps)
-        return self._head(x_TE)
-
-    def _attend(
-        self, layer: DecoderLayer, x_TE: Tensor, kv_B2KPD: Tensor, step: _AttentionStep
-    ) -> Tensor:
-        """[T, H * D]: the attention of this rank's heads, after writing their K and V."""
-        ops = self._ops
-        qkv_TAD = layer.qkv(x_TE).view(x_TE.shape[0], -1, self.spec.head_dim)
-        q_THD = ops.rope_write_kv(qkv_TAD, kv_B2KPD, step.rope, layer.qk_norm, _UNSCALED)
-        out_THD = ops.paged_attention(q_THD, kv_B2KPD, step.batch, layer.attention)
-        return out_THD.flatten(1)
+        assert x_TE is not None, "a model has layers"
+        return self._head(
+            self._ops.add_rms_norm(x_TE, residual_TE, self._final_norm_E, self.spec.rms_norm_eps)
+        )
 
     def _no_logits(self, device: torch.device) -> Tensor | None:
         if self._tp.rank != 0:

@@ -7,6 +7,7 @@ import torch
 from pageray.cluster.config import EngineConfig
 from pageray.cluster.step import StepPlan, StepResult
 from pageray.workers.graphs.backend import graph_backend_factory
+from pageray.workers.malloc import keep_freed_memory
 from pageray.workers.ranks.device import pick_device
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.progress import ProgressBoard
@@ -18,6 +19,7 @@ class InProcessExecutor:
     def __init__(self, config: EngineConfig, model_folder: Path) -> None:
         if config.cpu_threads_per_rank is not None:
             torch.set_num_threads(config.cpu_threads_per_rank)
+        keep_freed_memory()
         self._progress = ProgressBoard.create(1)
         device = pick_device(config, 0)
         self._rank = Rank(

@@ -118,17 +118,19 @@ class Rank:
         """On CPU: load every kernel from the disk, or compile it there once per machine."""
         if self._device.type != "cpu":
             return
-        from pageray.kernels.cpu.warm_up import is_cold, warm_up
+        from pageray.kernels.cpu.warm_up import LayerShape, is_cold, warm_up
 
         if is_cold():
             logger.warning("Compiling the CPU kernels for this machine: about a minute, once.")
-        warm_up(
-            self._shard.num_q_heads,
-            self._shard.num_kv_heads,
-            self._spec.head_dim,
-            self._config.block_size,
-            self._kv_dtype,
+        shape = LayerShape(
+            num_heads=self._shard.num_q_heads,
+            num_kv_heads=self._shard.num_kv_heads,
+            head_dim=self._spec.head_dim,
+            block_size=self._config.block_size,
+            dtype=self._dtype,
+            kv_dtype=self._kv_dtype,
         )
+        warm_up(self._ops, shape)
 
     def allocate(self, num_blocks: int) -> None:
         """Take the pool's memory, run one small step so that nothing is compiled later, and

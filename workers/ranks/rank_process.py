@@ -14,6 +14,7 @@ from pageray.cluster.errors import PageRayError
 from pageray.workers.channel.mailbox import Mailbox, PeerDeadError
 from pageray.workers.channel.pulse import ProcessPulse
 from pageray.workers.graphs.backend import graph_backend_factory
+from pageray.workers.malloc import keep_freed_memory
 from pageray.workers.ranks.device import pick_device
 from pageray.workers.ranks.messages import (
     AllocatePool,
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 def run_rank(spec: RankSpec) -> None:
     """Serve the engine until it says `Shutdown` or is gone. Failures are reported, then end it."""
     torch.set_num_threads(spec.num_threads)
+    keep_freed_memory()
     engine = ProcessPulse(spec.engine_pid, "the engine")
     commands = Mailbox.open(spec.commands_path, spec.size)
     reports = Mailbox.open(spec.reports_path, 1)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pageray.kernels.ops import KvScales, Ops, QkNorm, RopeStep
+from pageray.kernels.ops import KvScales, MlpWeights, Ops, QkNorm, RopeStep
 from pageray.router.bench.gpu_check.kernel_call import KernelCall, Setting, Tensors, num_bytes
 
 EPS = 1e-6
@@ -126,15 +126,30 @@ def mlp(setting: Setting) -> KernelCall:
     down_EI = randn(setting, shape.hidden_size, shape.intermediate_size)
     gate_up_2IE /= shape.hidden_size**0.5
     down_EI /= shape.intermediate_size**0.5
+    tensors = {
+        "x": x_TE,
+        "residual": x_TE.flip(0),
+        "norm": randn(setting, shape.hidden_size),
+        "gate_up": gate_up_2IE,
+        "down": down_EI,
+    }
 
     def call(ops: Ops, given: Tensors) -> tuple[Tensor, ...]:
-        return (ops.pack_mlp(given["gate_up"], None, given["down"], None)(given["x"]),)
+        weights = MlpWeights(
+            norm_E=given["norm"],
+            eps=EPS,
+            gate_up_2IE=given["gate_up"],
+            gate_up_bias_2I=None,
+            down_EI=given["down"],
+            down_bias_E=None,
+        )
+        return ops.pack_mlp(weights)(given["x"], given["residual"]), given["residual"]
 
     hidden_bytes = 3 * num_tokens * shape.intermediate_size * setting.dtype.itemsize
     return KernelCall(
-        tensors={"x": x_TE, "gate_up": gate_up_2IE, "down": down_EI},
+        tensors=tensors,
         call=call,
-        num_bytes=num_bytes(x_TE, x_TE, gate_up_2IE, down_EI) + 2 * hidden_bytes,
+        num_bytes=num_bytes(*tensors.values(), *[x_TE] * 4) + 2 * hidden_bytes,
         num_flops=6 * num_tokens * shape.hidden_size * shape.intermediate_size,
     )
 

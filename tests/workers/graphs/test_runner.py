@@ -16,6 +16,7 @@ from pageray.cluster.head_partition import partition_heads
 from pageray.cluster.ids import BlockId, SequenceId
 from pageray.cluster.sampling_params import SamplingParams
 from pageray.cluster.step import NewSequence, SampleRequest, ScheduledChunk, StepPlan
+from pageray.kernels.composed_blocks import Operations
 from pageray.kernels.dispatch import ops_for
 from pageray.kernels.ops import Ops, RaggedBatch, RopeStep
 from pageray.workers.graphs.buffers import DecodeBuffers
@@ -186,9 +187,15 @@ class SpiedOps:
             self.slots = ints(step.slot_mapping_T)
             return reference.rope_write_kv(qkv, kv, step, *rest)  # pyright: ignore[reportArgumentType]
 
-        self.ops: Ops = dataclasses.replace(
-            reference, paged_attention=paged_attention, rope_write_kv=rope_write_kv
+        blocks = Operations(
+            pack_linear=reference.pack_linear,
+            rms_norm=reference.rms_norm,
+            add_rms_norm=reference.add_rms_norm,
+            rope_write_kv=rope_write_kv,
+            paged_attention=paged_attention,
+            silu_mul=reference.silu_mul,
         )
+        self.ops: Ops = dataclasses.replace(reference, pack_attention=blocks.pack_attention)
 
 
 def spied_model(folder: Path, spied: SpiedOps) -> LlamaModel:

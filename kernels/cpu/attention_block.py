@@ -1,0 +1,289 @@
+"""One layer's attention in one call: residual += x; n = rms_norm(residual); q, k, v = n W^T; the
+q/k norm, RoPE and the KV write; paged attention; y = out O^T.
+
+What lies between the steps is float32, whatever the dtype of x. Python is entered once per layer
+and not once per operation: with one token to compute the operations themselves take less time
+than their calls would.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
+from pageray.kernels.cpu.attention_plan import AttentionPlan
+from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
+from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, pointer, require_shape
+from pageray.kernels.cpu.packed_weight import Pack
+from pageray.kernels.cpu.paged_attention import (
+    Query,
+    attend_units,
+    merge_part,
+    planned,
+    sinks_address,
+)
+from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
+from pageray.kernels.cpu.residual import check_residual
+from pageray.kernels.cpu.rms_norm import add_and_norm_rows
+from pageray.kernels.cpu.rope_write_kv import (
+    Heads,
+    Norm,
+    Table,
+    check_rope_step,
+    move_tokens,
+    norm_arguments,
+)
+from pageray.kernels.ops import AttentionBlock, AttentionWeights, RaggedBatch, RopeStep
+
+
+def fused_attention(weights: AttentionWeights, pack: Pack) -> AttentionBlock:
+    """The block on panels that `pack` makes. Raises ValueError if shapes do not fit, and for KV
+    scales other than 1."""
+    return _FusedAttention(weights, pack)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Step:
+    """What all layers of a step with the same options share."""
+
+    layout: PageLayout
+    plan: AttentionPlan
+    query: Query
+    tables_at: Pointer
+    positions_at: Pointer
+    slots_at: Pointer
+    angles_at: Pointer
+    table: Table
+    scratch: tuple[Tensor, Tensor, Tensor, Tensor]
+    """Normed input, projection, attention's output, a head per thread; all float32."""
+
+    @property
+    def scratch_addresses(self) -> tuple[int, int, int, int]:
+        normed, qkv, attended, heads = self.scratch
+        return normed.data_ptr(), qkv.data_ptr(), attended.data_ptr(), heads.data_ptr()
+
+
+class _FusedAttention:
+    def __init__(self, weights: AttentionWeights, pack: Pack) -> None:
+        options, head_dim = weights.options, weights.head_dim
+        require_unscaled(options.k_scale, options.v_scale)
+        self._norm_E, self._eps = weights.norm_E, weights.eps
+        self._options = options
+        self._qkv, self._o = (
+            pack(weights.qkv_OE, weights.qkv_bias_O),
+            pack(weights.o_EO, weights.o_bias_E),
+        )
+        self._panels = panels_of(self._qkv), panels_of(self._o)
+        self._head_dim = head_dim
+        self._num_heads = self._o.num_inputs // head_dim
+        self._heads: Heads = (self._num_heads, self._qkv.num_outputs, head_dim)
+        self._qk_norm = weights.qk_norm
+        self._norm_args = norm_arguments(weights.qk_norm, weights.norm_E)
+        if weights.qk_norm is not None:
+            require_shape("q_norm", weights.qk_norm.q_norm_D, head_dim)
+            require_shape("k_norm", weights.qk_norm.k_norm_D, head_dim)
+        self._out_shape: OutputShape = (
+            self._num_heads,
+            head_dim,
+            sinks_address(options.sinks_H, self._num_heads),
+        )
+
+    def __call__(
+        self,
+        x_TE: Tensor | None,
+        residual_TE: Tensor,
+        kv_B2KPD: Tensor,
+        rope: RopeStep,
+        batch: RaggedBatch,
+    ) -> Tensor:
+        check_residual(x_TE, residual_TE, self._qkv.num_inputs)
+        step = self._step(residual_TE, kv_B2KPD, rope, batch)
+        y_TE = torch.empty(residual_TE.shape, dtype=residual_TE.dtype)
+        num_rows, width = residual_TE.shape
+        _attention(
+            0 if x_TE is None else x_TE.data_ptr(),
+            pointer(residual_TE),
+            pointer(self._norm_E),
+            (num_rows, width, self._eps),
+            *self._panels,
+            self._heads,
+            pointer(kv_B2KPD),
+            step.layout,
+            (step.positions_at, step.slots_at, step.angles_at, step.tables_at),
+            step.table,
+            *self._norm_args,
+            step.query,
+            step.plan.items,
+            step.plan.queries,
+            step.plan.merges,
+            step.plan.num_places,
+            self._out_shape,
+            step.scratch_addresses,
+            pointer(y_TE),
+            (num_threads(residual_TE.numel()), all_threads()),
+        )
+        return y_TE
+
+    def _step(
+        self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
+    ) -> _Step:
+        """Checked and worked out by the first layer of a step, and kept with the batch."""
+        options = self._options
+        key = ("attention block", self._heads, options.window, kv_B2KPD.shape, kv_B2KPD.stride())
+        step = batch.memo.get(key)
+        if step is None:
+            step = self._new_step(residual_TE, kv_B2KPD, rope, batch)
+            batch.memo[key] = step
+        return cast("_Step", step)
+
+    def _new_step(
+        self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
+    ) -> _Step:
+        layout = page_layout(kv_B2KPD)
+        num_rows, width = residual_TE.shape
+        num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
+        num_all_heads = self._num_heads + 2 * num_kv_heads
+        require_shape("kv", kv_B2KPD, *kv_B2KPD.shape[:4], self._head_dim)
+        if self._qkv.num_outputs != num_all_heads * head_dim:
+            raise ValueError(
+                f"qkv has {self._qkv.num_outputs} outputs; {self._num_heads} query heads and "
+                f"{num_kv_heads} KV heads of {head_dim} need {num_all_heads * head_dim}"
+            )
+        check_rope_step(rope, kv_B2KPD, num_rows)
+        group = self._num_heads // num_kv_heads
+        options = self._options
+        return _Step(
+            layout=layout,
+            plan=planned(batch, kv_B2KPD, group, options.window),
+            query=(
+                self._qkv.num_outputs,
+                head_dim,
+                batch.block_tables_SN.shape[1],
+                group,
+                options.scale,
+                options.window,
+                options.softcap,
+            ),
+            tables_at=pointer(batch.block_tables_SN),
+            positions_at=pointer(rope.positions_T),
+            slots_at=pointer(rope.slot_mapping_T),
+            angles_at=pointer(rope.cos_sin_LD),
+            table=(rope.cos_sin_LD.stride(0), rope.cos_sin_LD.shape[1] // 2),
+            scratch=(
+                torch.empty(num_rows, width),
+                torch.empty(num_rows, self._qkv.num_outputs),
+                torch.empty(num_rows, self._o.num_inputs),
+                torch.empty(all_threads(), head_dim),
+            ),
+        )
+
+
+@jit_threaded
+def _attention(
+    x_address: int,
+    residual_at: Pointer,
+    norm_at: Pointer,
+    shape: tuple[int, int, float],
+    qkv: Panels,
+    o: Panels,
+    heads: Heads,
+    kv_at: Pointer,
+    layout: PageLayout,
+    step: tuple[Pointer, Pointer, Pointer, Pointer],
+    table: Table,
+    q_norm_at: Pointer,
+    k_norm_at: Pointer,
+    qk_norm: Norm,
+    query: Query,
+    items: Array,
+    queries: Array,
+    merges: Array,
+    num_places: int,
+    out_shape: OutputShape,
+    scratch: tuple[int, int, int, int],
+    y_at: Pointer,
+    parts: tuple[int, int],
+) -> None:
+    num_rows, width, eps = shape
+    num_row_parts, num_parts = parts
+    normed_at, qkv_at, attended_at, buffers_at = scratch
+    positions_at, slots_at, angles_at, tables_at = step
+    head_dim = layout[5]
+    counters = np.zeros((3, 8), np.int64)
+    # A loop ends when every thread has finished, so each may read all that the one before wrote.
+    if num_row_parts == 1:
+        add_and_norm_rows(
+            x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, 0, num_rows
+        )
+    else:
+        for index in prange(num_row_parts):
+            start, stop = part(num_rows, num_row_parts, index)
+            add_and_norm_rows(
+                x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, start, stop
+            )
+    for _ in prange(num_parts):
+        multiply_units(
+            normed_at, width, num_rows, qkv, (qkv_at, FLOAT_CELL), False, num_parts, counters[0]
+        )
+    if num_row_parts == 1:
+        move_tokens(
+            (qkv_at, FLOAT_CELL),
+            heads,
+            kv_at,
+            layout,
+            positions_at,
+            slots_at,
+            angles_at,
+            table,
+            q_norm_at,
+            k_norm_at,
+            qk_norm,
+            (1.0, 1.0),
+            (buffers_at, FLOAT_CELL),
+            0,
+            num_rows,
+        )
+    else:
+        for index in prange(num_row_parts):
+            start, stop = part(num_rows, num_row_parts, index)
+            move_tokens(
+                (qkv_at, FLOAT_CELL),
+                heads,
+                kv_at,
+                layout,
+                positions_at,
+                slots_at,
+                angles_at,
+                table,
+                q_norm_at,
+                k_norm_at,
+                qk_norm,
+                (1.0, 1.0),
+                (buffers_at + index * head_dim * 4, FLOAT_CELL),
+                start,
+                stop,
+            )
+    partials = new_partials(num_places, out_shape[0], head_dim)
+    for _ in prange(num_parts):
+        attend_units(
+            (qkv_at, FLOAT_CELL),
+            query,
+            kv_at,
+            layout,
+            tables_at,
+            (attended_at, FLOAT_CELL),
+            out_shape,
+            items,
+            queries,
+            partials,
+            counters[1],
+        )
+    if len(merges) > 0:
+        for index in prange(num_parts):
+            merge_part(merges, index, num_parts, partials, (attended_at, FLOAT_CELL), out_shape)
+    for _ in prange(num_parts):
+        multiply_units(attended_at, o[3], num_rows, o, y_at, False, num_parts, counters[2])
