@@ -15,6 +15,7 @@ from pageray.cluster.errors import ConfigError
 
 Device = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KvDtypeName = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 Quantization = Literal["none", "int8"]
 
 CpuCollectives = Literal["shared_memory", "gloo"]
@@ -48,8 +49,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Number of usable blocks, whatever the memory says (vLLM's name; holds for CPU too)."""
     gpu_memory_utilization: float = 0.9
     """Share of a CUDA device's memory that weights, activations and KV pool may take."""
-    kv_cache_dtype: DtypeName = "auto"
-    """auto: the dtype of the computation."""
+    kv_cache_dtype: KvDtypeName = "auto"
+    """auto: the dtype of the computation. fp8: e4m3, half the bytes of bfloat16; NVIDIA devices of
+    compute capability 8.9 or later."""
     cpu_threads_per_rank: int | None = None
     """Compute threads of a CPU rank. None: the cores this process may use, over the ranks."""
     cpu_collectives: CpuCollectives = "shared_memory"
@@ -99,6 +101,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{name} is {value}; it must be positive.")
         if self.max_model_len == 1:
             raise ConfigError("max_model_len is 1: no room for a prompt and an output token.")
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            raise ConfigError(
+                "kv_cache_dtype is 'fp8' and device 'cpu', which cannot store it; use 'bfloat16'."
+            )
         if self.quantization != "none" and self.device == "cuda":
             raise ConfigError(
                 f"quantization is {self.quantization!r} and device 'cuda'; there it must be 'none'."

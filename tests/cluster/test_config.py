@@ -18,6 +18,7 @@ from pageray.cluster.errors import ConfigError
         ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "below max_num_seqs (9)"),
         ({"gpu_memory_utilization": 1.5}, "at most 1"),
         ({"quantization": "int8", "device": "cuda"}, "there it must be 'none'"),
+        ({"kv_cache_dtype": "fp8", "device": "cpu"}, "use 'bfloat16'"),
         ({"quantization": "int4"}, "Invalid enum value 'int4' - at `$.quantization`"),
         ({"max_model_len": 1}, "no room for a prompt"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),

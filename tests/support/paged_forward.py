@@ -36,13 +36,14 @@ def paged_logits(
     *,
     block_size: int = 4,
     chunk_tokens: int = 5,
+    kv_dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
     """float32 [length, vocab_size] for each prompt, from steps of up to `chunk_tokens` per prompt.
 
     The pool starts as NaN and blocks are dealt out in a shuffled order, so reading a wrong slot
     shows. Ranks other than 0 get empty tensors.
     """
-    pages = Pages(model.spec, shard, prompts, block_size)
+    pages = Pages(model.spec, shard, prompts, block_size, kv_dtype)
     collected: list[list[Tensor]] = [[] for _ in prompts]
     for start in range(0, max(map(len, prompts)), chunk_tokens):
         chunks = [
@@ -68,6 +69,7 @@ class Pages:
         shard: RankShard,
         prompts: Sequence[Sequence[int]],
         block_size: int,
+        kv_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._block_size = block_size
         width = max(-(-len(prompt) // block_size) for prompt in prompts)
@@ -75,7 +77,7 @@ class Pages:
         shuffled = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
         self._tables = shuffled.view(len(prompts), width)
         record = (spec.num_layers, 2, shard.num_kv_heads, block_size, spec.head_dim)
-        self._pool = torch.full((num_blocks, *record), torch.nan)
+        self._pool = torch.full((num_blocks, *record), torch.nan).to(kv_dtype)
 
     def step(
         self,

@@ -55,4 +55,18 @@ def torch_dtype(name: str) -> torch.dtype:
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
+        "fp8": torch.float8_e4m3fn,
     }[name]
+
+
+def kv_dtype(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the pool stores when the computation runs in `dtype`. Raises `ConfigError` for what
+    this device cannot store."""
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if config.kv_cache_dtype == "fp8" and device.type == "cpu":
+        raise ConfigError(
+            "kv_cache_dtype is 'fp8', and the engine runs on a CPU, which cannot store it; use "
+            "'bfloat16'."
+        )
+    return torch_dtype(config.kv_cache_dtype)

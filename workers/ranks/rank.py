@@ -20,7 +20,7 @@ from pageray.workers.models.llama import LlamaModel, load_model
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.page_pool import PagePool
 from pageray.workers.ranks.cuda_budget import DeviceUse, pool_budget_bytes
-from pageray.workers.ranks.device import compute_dtype, pick_ops, torch_dtype
+from pageray.workers.ranks.device import compute_dtype, kv_dtype, pick_ops
 from pageray.workers.ranks.made_up_steps import made_up_steps
 from pageray.workers.ranks.messages import RankReport
 from pageray.workers.ranks.progress import ProgressBoard
@@ -58,9 +58,7 @@ class Rank:
         self._step_id = 0
         self._spec = ModelSpec.from_folder(folder)
         self._dtype = compute_dtype(config, self._spec, device)
-        self._kv_dtype = (
-            self._dtype if config.kv_cache_dtype == "auto" else torch_dtype(config.kv_cache_dtype)
-        )
+        self._kv_dtype = kv_dtype(config, self._dtype, device)
         self._shard = partition_heads(self._spec.num_heads, self._spec.num_kv_heads, tp.size)[
             tp.rank
         ]

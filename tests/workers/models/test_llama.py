@@ -103,6 +103,16 @@ def test_every_degree_gives_the_same_logits(
     assert_all_close(actual, reference_logits(reference, prompts), 1e-4)
 
 
+def test_pages_of_8_bits_change_the_logits_a_little(tmp_path: Path) -> None:
+    save_small_model(tmp_path, llama_config())
+    model, shard = load_shard(tmp_path)
+    prompts = random_prompts(101, (17, 9))
+    exact = torch.cat(paged_logits(model, shard, prompts))
+    rounded = torch.cat(paged_logits(model, shard, prompts, kv_dtype=torch.float8_e4m3fn))
+    error = float((rounded - exact).square().mean() / exact.square().mean()) ** 0.5
+    assert 1e-4 < error < 0.1
+
+
 def test_smollm2_logits_are_those_of_transformers(smollm2_folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
     prompts = [
