@@ -36,8 +36,9 @@ _VECTORS = 2
 PANEL = _VECTORS * LANES
 """Columns of a tile."""
 HALF_PANEL = LANES
-MAX_ROWS = (NUM_REGISTERS - 4) // _VECTORS
-"""Rows of a tile: its sums, a row of weights and a broadcast number fill the registers."""
+MAX_ROWS = min(8, (NUM_REGISTERS - 4) // _VECTORS)
+"""Rows of a tile: its sums, a row of weights and a broadcast number fill 16 registers. Of 32 only
+half are taken: from nine rows on their addresses no longer fit the general registers of x86-64."""
 _UNROLL = 4
 _MIN_SUMS = 8
 """Sums that are in flight at once, so that the latency of one addition hides behind the others."""
