@@ -140,3 +140,20 @@ def test_tensor_parallel_batched_cold_and_hot_then_alone(
         assert run(engine, prompt_ids) == expected
         for position in (1, 10, 17, 23):
             assert run(engine, [prompt_ids[position]]) == [expected[position]]
+
+
+def test_int8_weights_keep_most_next_tokens(
+    smollm2_folder: Path, prompt_ids: Tokens, expected: Tokens
+) -> None:
+    """Of each prompt and what follows it in float32, the next token at four places."""
+    asked = [
+        (ids + tokens[:num_given], tokens[num_given])
+        for ids, tokens in zip(prompt_ids, expected, strict=True)
+        for num_given in (0, 4, 8, 12)
+        if num_given < len(tokens)
+    ]
+    with engine_of(smollm2_folder, quantization="int8") as engine:
+        outputs = run(engine, [ids for ids, _ in asked], 1)
+    same = sum(tokens == [token] for tokens, (_, token) in zip(outputs, asked, strict=True))
+    print(f"{same} of {len(asked)} next tokens are those of float32")
+    assert 0.9 * len(asked) <= same < len(asked), "rounding shows, but rarely"

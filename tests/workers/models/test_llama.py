@@ -110,7 +110,7 @@ def test_pages_of_8_bits_change_the_logits_a_little(tmp_path: Path) -> None:
     exact = torch.cat(paged_logits(model, shard, prompts))
     rounded = torch.cat(paged_logits(model, shard, prompts, kv_dtype=torch.float8_e4m3fn))
     error = float((rounded - exact).square().mean() / exact.square().mean()) ** 0.5
-    assert 1e-4 < error < 0.1
+    assert 1e-3 < error < 0.2
 
 
 def test_smollm2_logits_are_those_of_transformers(smollm2_folder: Path) -> None:
