@@ -21,6 +21,7 @@ from pageray.kernels.cpu.vectors import (
     I64,
     LANES,
     NUM_REGISTERS,
+    code_for_each_count,
     load_float_vector,
     load_vector,
     multiply_add,
@@ -154,25 +155,11 @@ def _add_lanes_of_four(builder: Any, vectors: list[ir.Value]) -> ir.Value:
     )
 
 
-def _dot_rows(_: object, *args: types.Type) -> tuple[Any, Any]:
-    signature: Any = types.void(*args)
+def _emit(builder: Any, cell: Any, num_rows: int, args: tuple[ir.Value, ...]) -> None:
+    _Dots(builder, cell, num_rows, args).emit()
 
-    def lower(context: Any, builder: Any, signature: Any, args: tuple[ir.Value, ...]) -> Any:
-        num_rows, q_at, q_stride, k_pointer, *rest = args
-        cell = signature.args[3].types[1]
-        values = (q_at, q_stride, builder.extract_value(k_pointer, 0), *rest)
-        after = builder.append_basic_block("dots.end")
-        switch = builder.switch(num_rows, after)
-        for count in range(1, MAX_DOT_ROWS + 1):
-            block = builder.append_basic_block(f"dots.{count}")
-            switch.add_case(ir.Constant(I64, count), block)
-            builder.position_at_end(block)
-            _Dots(builder, cell, count, values).emit()
-            builder.branch(after)
-        builder.position_at_end(after)
-        return context.get_dummy_value()
 
-    return signature, lower
+_typed = code_for_each_count(MAX_DOT_ROWS, _emit)
 
 
 def _typing(  # Numba passes arguments by position
@@ -186,7 +173,7 @@ def _typing(  # Numba passes arguments by position
     out_at: types.Type,
     out_stride: types.Type,
 ) -> tuple[Any, Any]:
-    return _dot_rows(_, num_rows, q_at, q_stride, k_at, num_keys, depth, out_at, out_stride)
+    return _typed(num_rows, q_at, q_stride, k_at, num_keys, depth, out_at, out_stride)
 
 
 dot_rows = cast("Callable[[int, int, int, Pointer, int, int, int, int], None]", intrinsic(_typing))

@@ -22,6 +22,7 @@ from pageray.kernels.cpu.vectors import (
     NUM_REGISTERS,
     VECTOR,
     broadcast,
+    code_for_each_count,
     load_float_vector,
     load_vector,
     multiply_add,
@@ -158,25 +159,11 @@ def _connect(phis: list[_Sums], values: list[_Sums], block: ir.Block) -> None:
                 phi.add_incoming(value, block)
 
 
-def _tile_product(_: object, *args: types.Type) -> tuple[Any, Any]:
-    signature: Any = types.void(*args)
+def _emit(builder: Any, cell: Any, num_rows: int, args: tuple[ir.Value, ...]) -> None:
+    _Loop(builder, cell, num_rows, args).emit()
 
-    def lower(context: Any, builder: Any, signature: Any, args: tuple[ir.Value, ...]) -> Any:
-        num_rows, x_at, x_stride, w_pointer, *rest = args
-        cell = signature.args[3].types[1]
-        values = (x_at, x_stride, builder.extract_value(w_pointer, 0), *rest)
-        after = builder.append_basic_block("tile.end")
-        switch = builder.switch(num_rows, after)
-        for count in range(1, MAX_ROWS + 1):
-            block = builder.append_basic_block(f"tile.{count}")
-            switch.add_case(ir.Constant(I64, count), block)
-            builder.position_at_end(block)
-            _Loop(builder, cell, count, values).emit()
-            builder.branch(after)
-        builder.position_at_end(after)
-        return context.get_dummy_value()
 
-    return signature, lower
+_typed = code_for_each_count(MAX_ROWS, _emit)
 
 
 def _typing(  # Numba passes arguments by position
@@ -190,7 +177,7 @@ def _typing(  # Numba passes arguments by position
     out_at: types.Type,
     out_stride: types.Type,
 ) -> tuple[Any, Any]:
-    return _tile_product(_, num_rows, x_at, x_stride, w_at, w_stride, depth, out_at, out_stride)
+    return _typed(num_rows, x_at, x_stride, w_at, w_stride, depth, out_at, out_stride)
 
 
 tile_product = cast(

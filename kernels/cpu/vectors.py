@@ -4,6 +4,7 @@ Loops that LLVM cannot be trusted to vectorise well are written with these, as i
 code is the same for every machine; only the width differs.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from llvmlite import binding, ir
@@ -107,3 +108,34 @@ def prefetch(builder: Any, at: ir.Value, distance: int) -> None:
 def storage_bytes(cell: Any) -> int:
     """Bytes of an element of an array of this Numba type."""
     return cast("int", cell.bitwidth) // 8
+
+
+def code_for_each_count(
+    max_rows: int, emit: Callable[[Any, Any, int, tuple[ir.Value, ...]], None]
+) -> Callable[..., tuple[Any, Any]]:
+    """What an intrinsic returns for its arguments' types: code for 1 .. max_rows rows, and a switch.
+
+    The intrinsic's first argument is the number of rows and its fourth a pointer. `emit` gets the
+    builder, the pointer's cell, a number of rows, and the values of all arguments but the first,
+    the pointer's address in its place.
+    """
+
+    def typed(*types_of_args: Any) -> tuple[Any, Any]:
+        def lower(context: Any, builder: Any, signature: Any, args: tuple[ir.Value, ...]) -> Any:
+            num_rows, first, stride, at, *rest = args
+            cell = signature.args[3].types[1]
+            values = (first, stride, builder.extract_value(at, 0), *rest)
+            after = builder.append_basic_block("rows.end")
+            switch = builder.switch(num_rows, after)
+            for count in range(1, max_rows + 1):
+                block = builder.append_basic_block(f"rows.{count}")
+                switch.add_case(ir.Constant(I64, count), block)
+                builder.position_at_end(block)
+                emit(builder, cell, count, values)
+                builder.branch(after)
+            builder.position_at_end(after)
+            return context.get_dummy_value()
+
+        return cast("Any", types.void)(*types_of_args), lower
+
+    return typed
