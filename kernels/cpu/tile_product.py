@@ -47,7 +47,7 @@ _MIN_SUMS = 8
 _LINE_BYTES = 64
 _PREFETCH_BYTES = 3072
 """How far ahead weights are asked for. The machine's own prefetching ends with a 4 KiB page; with
-this a product of few rows reads a quarter faster. A wrong address does no harm."""
+this a product of few rows comes nearer to the memory's speed. A wrong address does no harm."""
 
 # llvmlite has no types of its own for values; this name stands for them inside this file.
 _Value = Any
