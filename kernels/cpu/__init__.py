@@ -1,4 +1,4 @@
-"""Every operation on the CPU: Numba, and oneDNN for the matrix products.
+"""Every operation on the CPU, in Numba; `vectors.py` and `matrix_tile.py` down to LLVM.
 
 Anatomy of a file: the formula, the launcher that checks and counts, the kernel for a range of rows,
 and the kernel that spreads the rows over threads.

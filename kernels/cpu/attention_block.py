@@ -1,7 +1,8 @@
 """One layer's attention in one call: residual += x; n = rms_norm(residual); q, k, v = n W^T; the
 q/k norm, RoPE and the KV write; paged attention; y = out O^T.
 
-What lies between the steps is float32, whatever the dtype of x. Python is entered once per layer
+What lies between the steps is float32, or rounded to bfloat16 once where a product takes that.
+Python is entered once per layer
 and not once per operation: with one token to compute the operations themselves take less time
 than their calls would.
 """
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
-from pageray.kernels.cpu.attention_plan import AttentionPlan
+from pageray.kernels.cpu.attention_plan import AttentionPlan, Query
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
 from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
 from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, pointer, require_shape
+from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
 from pageray.kernels.cpu.paged_attention import (
-    Query,
     attend_units,
     merge_part,
     planned,
@@ -58,13 +59,15 @@ class _Step:
     slots_at: Pointer
     angles_at: Pointer
     table: Table
-    scratch: tuple[Tensor, Tensor, Tensor, Tensor]
-    """Normed input, projection, attention's output, a head per thread; all float32."""
+    normed: Operand
+    attended: Operand
+    scratch: tuple[Tensor, Tensor]
+    """Projection, a head per thread; both float32."""
 
     @property
-    def scratch_addresses(self) -> tuple[int, int, int, int]:
-        normed, qkv, attended, heads = self.scratch
-        return normed.data_ptr(), qkv.data_ptr(), attended.data_ptr(), heads.data_ptr()
+    def scratch_addresses(self) -> tuple[int, int]:
+        qkv, heads = self.scratch
+        return qkv.data_ptr(), heads.data_ptr()
 
 
 class _FusedAttention:
@@ -122,6 +125,8 @@ class _FusedAttention:
             step.plan.merges,
             step.plan.num_places,
             self._out_shape,
+            step.normed.rows,
+            step.attended.rows,
             step.scratch_addresses,
             pointer(y_TE),
             (num_threads(residual_TE.numel()), all_threads()),
@@ -133,7 +138,14 @@ class _FusedAttention:
     ) -> _Step:
         """Checked and worked out by the first layer of a step, and kept with the batch."""
         options = self._options
-        key = ("attention block", self._heads, options.window, kv_B2KPD.shape, kv_B2KPD.stride())
+        key = (
+            "attention block",
+            self._heads,
+            (self._qkv.num_parts, self._o.num_parts),
+            options.window,
+            kv_B2KPD.shape,
+            kv_B2KPD.stride(),
+        )
         step = batch.memo.get(key)
         if step is None:
             step = self._new_step(residual_TE, kv_B2KPD, rope, batch)
@@ -144,7 +156,7 @@ class _FusedAttention:
         self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
     ) -> _Step:
         layout = page_layout(kv_B2KPD)
-        num_rows, width = residual_TE.shape
+        num_rows = residual_TE.shape[0]
         num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
         num_all_heads = self._num_heads + 2 * num_kv_heads
         require_shape("kv", kv_B2KPD, *kv_B2KPD.shape[:4], self._head_dim)
@@ -173,10 +185,10 @@ class _FusedAttention:
             slots_at=pointer(rope.slot_mapping_T),
             angles_at=pointer(rope.cos_sin_LD),
             table=(rope.cos_sin_LD.stride(0), rope.cos_sin_LD.shape[1] // 2),
+            normed=Operand(num_rows, self._qkv),
+            attended=Operand(num_rows, self._o),
             scratch=(
-                torch.empty(num_rows, width),
                 torch.empty(num_rows, self._qkv.num_outputs),
-                torch.empty(num_rows, self._o.num_inputs),
                 torch.empty(all_threads(), head_dim),
             ),
         )
@@ -204,30 +216,32 @@ def _attention(
     merges: Array,
     num_places: int,
     out_shape: OutputShape,
-    scratch: tuple[int, int, int, int],
+    normed: Rows,
+    attended: Rows,
+    scratch: tuple[int, int],
     y_at: Pointer,
     parts: tuple[int, int],
 ) -> None:
     num_rows, width, eps = shape
     num_row_parts, num_parts = parts
-    normed_at, qkv_at, attended_at, buffers_at = scratch
+    qkv_at, buffers_at = scratch
     positions_at, slots_at, angles_at, tables_at = step
     head_dim = layout[5]
     counters = np.zeros((3, 8), np.int64)
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if num_row_parts == 1:
-        add_and_norm_rows(
-            x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, 0, num_rows
-        )
+        add_and_norm_rows(x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows)
+        cut_rows(normed, width, 0, num_rows)
     else:
         for index in prange(num_row_parts):
             start, stop = part(num_rows, num_row_parts, index)
             add_and_norm_rows(
-                x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, start, stop
+                x_address, residual_at, norm_at, written(normed), width, eps, start, stop
             )
+            cut_rows(normed, width, start, stop)
     for _ in prange(num_parts):
         multiply_units(
-            normed_at, width, num_rows, qkv, (qkv_at, FLOAT_CELL), False, num_parts, counters[0]
+            normed[2], normed[3], num_rows, qkv, (qkv_at, FLOAT_CELL), False, num_parts, counters[0]
         )
     if num_row_parts == 1:
         move_tokens(
@@ -275,7 +289,7 @@ def _attention(
             kv_at,
             layout,
             tables_at,
-            (attended_at, FLOAT_CELL),
+            written(attended),
             out_shape,
             items,
             queries,
@@ -284,6 +298,11 @@ def _attention(
         )
     if len(merges) > 0:
         for index in prange(num_parts):
-            merge_part(merges, index, num_parts, partials, (attended_at, FLOAT_CELL), out_shape)
+            merge_part(merges, index, num_parts, partials, written(attended), out_shape)
+    if attended[4] > 0:
+        width = out_shape[0] * head_dim
+        for index in prange(num_parts):
+            start, stop = part(num_rows, num_parts, index)
+            cut_rows(attended, width, start, stop)
     for _ in prange(num_parts):
-        multiply_units(attended_at, o[3], num_rows, o, y_at, False, num_parts, counters[2])
+        multiply_units(attended[2], attended[3], num_rows, o, y_at, False, num_parts, counters[2])

@@ -7,9 +7,9 @@ A sink is a result too: one key whose score is the head's sink and whose value i
 
 import numpy as np
 
-from pageray.kernels.cpu.attention_tile import Scratch
+from pageray.kernels.cpu.attention_tile import Scratch, floats
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, flat
+from pageray.kernels.cpu.memory import Array, Pointer, flat
 from pageray.kernels.cpu.numerics import INFINITY, ONE, ZERO, exp_of_negative, narrow
 
 Partials = tuple[Array, Array, Array]
@@ -34,23 +34,28 @@ def new_partials(num_places: int, num_heads: int, head_dim: int) -> Partials:
 
 
 @jit
+def addresses_of(partials: Partials) -> tuple[int, int, int]:
+    """Of the three; the caller keeps the arrays alive."""
+    sums, largests, totals = partials
+    return sums.ctypes.data, largests.ctypes.data, totals.ctypes.data
+
+
+@jit
 def store_row(
-    sum_D: Array,
-    largests: Array,
-    totals: Array,
-    row: int,
+    sums_at: int,
+    largest: float,
+    total: float,
     token: int,
     head: int,
     out_at: Pointer,
     shape: OutputShape,
 ) -> None:
-    """out[token, head] = sum / total of softmax state `row`, the head's sink counted in."""
+    """out[token, head] = sum / total of a softmax state, the head's sink counted in."""
     num_heads, head_dim, sinks_at = shape
-    largest, total = largests[row], totals[row]
     if sinks_at != NO_SINKS:
-        total = _with_sink(largest, total, flat((sinks_at, FLOAT_CELL), head)[0])
+        total = _with_sink(largest, total, floats(sinks_at, head)[0])
     factor = ONE / total
-    out = flat(out_at, (token * num_heads + head) * head_dim)
+    out, sum_D = flat(out_at, (token * num_heads + head) * head_dim), floats(sums_at, 0)
     for d in range(head_dim):
         out[d] = narrow(sum_D[d] * factor, out)
 
@@ -64,14 +69,20 @@ def _with_sink(largest: float, total: float, sink: float) -> float:
 
 
 @jit
-def keep_partial(scratch: Scratch, row: int, partials: Partials, place_row: int) -> None:
-    """Copy a thread's softmax state of one query row."""
-    _, _, _, _, sum_MDP, largest_M, total_M = scratch
-    sums, largests, totals = partials
-    for d in range(sums.shape[1]):
-        sums[place_row, d] = sum_MDP[row, d]
-    largests[place_row] = largest_M[row]
-    totals[place_row] = total_M[row]
+def keep_partial(
+    scratch: Scratch,
+    padded: int,
+    row: int,
+    partials: tuple[int, int, int],
+    place_row: int,
+    dim: int,
+) -> None:
+    """Copy a thread's softmax state of one query row to the addresses of `partials`."""
+    source, target = floats(scratch[4], row * padded), floats(partials[0], place_row * dim)
+    for d in range(dim):
+        target[d] = source[d]
+    floats(partials[1], place_row)[0] = floats(scratch[5], row)[0]
+    floats(partials[2], place_row)[0] = floats(scratch[6], row)[0]
 
 
 @jit
@@ -92,8 +103,9 @@ def merge_partials(
                 _fold(partials, target * num_heads + head, merges[last, 1] * num_heads + head)
             last += 1
         for head in range(num_heads):
-            row = target * num_heads + head
-            store_row(sums[row], largests, totals, row, token, head, out_at, shape)
+            row: int = target * num_heads + head
+            at = sums.ctypes.data + 4 * row * shape[1]
+            store_row(at, largests[row], totals[row], token, head, out_at, shape)
         first = last
 
 

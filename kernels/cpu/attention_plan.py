@@ -31,6 +31,10 @@ NOT_SPLIT = -1
 # Columns of the list of queries.
 TOKEN, POSITION = range(2)
 
+Query = tuple[int, int, int, int, float, int, float]
+"""Token stride and head stride of q, table width, group (query heads per KV head), scale,
+window, softcap (0: none)."""
+
 _Draft = tuple[Array, Array, Array, Array]
 """items, queries and merges, longer than they will be, and how much of each is filled."""
 _ITEMS, _QUERIES, _MERGES, _PLACES = range(4)

@@ -7,11 +7,9 @@ With few rows (a decode) K and V are read from their pages as they lie; with man
 the keys of a tile round and to widen its values once.
 """
 
-import numpy as np
-
 from pageray.kernels.cpu.dot_rows import MAX_DOT_ROWS, dot_rows
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, flat
+from pageray.kernels.cpu.memory import ALIGNMENT, FLOAT_CELL, Array, Pointer, aligned, flat
 from pageray.kernels.cpu.numerics import (
     INFINITY,
     ZERO,
@@ -30,22 +28,42 @@ TILE_KEYS = 64
 """A multiple of PANEL."""
 _FEW_ROWS = 2 * MAX_DOT_ROWS
 
-Scratch = tuple[Array, Array, Array, Array, Array, Array, Array]
-"""q_MD (scaled), k_DJ, v_JDP, weights_MJ, sum_MDP, largest_M, total_M of one thread."""
+Scratch = tuple[int, int, int, int, int, int, int]
+"""Addresses of one thread's q_MD (scaled), k_DJ, v_JDP, weights_MJ, sum_MDP, largest_M, total_M. An
+array would cost two atomic additions each time it is handed on."""
 
 
 @jit
-def new_scratch(max_rows: int, head_dim: int) -> Scratch:
-    padded = (head_dim + PANEL - 1) // PANEL * PANEL
-    return (
-        np.empty((max_rows, head_dim), np.float32),
-        np.empty((head_dim, TILE_KEYS), np.float32),
-        np.empty((TILE_KEYS, padded), np.float32),
-        np.empty((max_rows, TILE_KEYS), np.float32),
-        np.empty((max_rows, padded), np.float32),
-        np.empty(max_rows, np.float32),
-        np.empty(max_rows, np.float32),
-    )
+def padded_dim(head_dim: int) -> int:
+    """DP for a head dim."""
+    return (head_dim + PANEL - 1) // PANEL * PANEL
+
+
+@jit
+def scratch_bytes(max_rows: int, head_dim: int) -> int:
+    """Size of the memory that `carve_scratch` takes."""
+    padded = padded_dim(head_dim)
+    of_rows = max_rows * (head_dim + TILE_KEYS + padded + 2)
+    return 4 * (of_rows + TILE_KEYS * (head_dim + padded)) + 7 * ALIGNMENT
+
+
+@jit
+def carve_scratch(start: int, max_rows: int, head_dim: int) -> Scratch:
+    """Cut memory into the parts of a `Scratch`."""
+    padded = padded_dim(head_dim)
+    q = aligned(start)
+    k = aligned(q + 4 * max_rows * head_dim)
+    v = aligned(k + 4 * head_dim * TILE_KEYS)
+    weights = aligned(v + 4 * TILE_KEYS * padded)
+    total_sum = aligned(weights + 4 * max_rows * TILE_KEYS)
+    largest = aligned(total_sum + 4 * max_rows * padded)
+    return q, k, v, weights, total_sum, largest, aligned(largest + 4 * max_rows)
+
+
+@jit
+def floats(address: int, offset: int) -> Array:
+    """float32 from `offset` elements past an address on."""
+    return flat((address, FLOAT_CELL), offset)
 
 
 @jit
@@ -67,7 +85,7 @@ def score_keys(
 ) -> None:
     """weights = q k^T for tokens start .. stop - 1. `place` is the element where block 0 keeps
     this head's keys."""
-    q_MD, k_DJ, _, weights_MJ, _, _, _ = scratch
+    q, k, _, weights, _, _, _ = scratch
     block_stride, _, _, _, block_size, head_dim = layout
     in_place = is_read_in_place(num_rows, head_dim)
     token = start
@@ -76,50 +94,39 @@ def score_keys(
         run = min(block_size - slot, stop - token)
         first = table[token // block_size] * block_stride + place + slot * head_dim
         if in_place:
-            _dot_run(q_MD, kv_at, first, run, weights_MJ, token - start, num_rows)
+            _dot_run(q, head_dim, kv_at, first, run, weights + 4 * (token - start), num_rows)
         else:
-            at = k_DJ.ctypes.data + 4 * (token - start)
-            turn_keys(kv_at, first, run, head_dim, at, TILE_KEYS)
+            turn_keys(kv_at, first, run, head_dim, k + 4 * (token - start), TILE_KEYS)
         token += run
     if not in_place:
-        _score_turned(q_MD, k_DJ, weights_MJ, num_rows, stop - start)
+        _score_turned(q, head_dim, k, weights, num_rows, stop - start)
 
 
 @jit
 def _dot_run(
-    q_MD: Array,
-    kv_at: Pointer,
-    first: int,
-    num_keys: int,
-    weights_MJ: Array,
-    column: int,
-    num_rows: int,
+    q: int, head_dim: int, kv_at: Pointer, first: int, num_keys: int, out: int, num_rows: int
 ) -> None:
-    head_dim = q_MD.shape[1]
     k_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
     row = 0
     while row < num_rows:
         rows = min(MAX_DOT_ROWS, num_rows - row)
-        q_at = q_MD.ctypes.data + 4 * row * head_dim
-        out_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
+        q_at, out_at = q + 4 * row * head_dim, out + 4 * row * TILE_KEYS
         dot_rows(rows, q_at, head_dim, k_at, num_keys, head_dim, out_at, TILE_KEYS)
         row += rows
 
 
 @jit
 def _score_turned(
-    q_MD: Array, k_DJ: Array, weights_MJ: Array, num_rows: int, num_keys: int
+    q: int, head_dim: int, k: int, weights: int, num_rows: int, num_keys: int
 ) -> None:
-    head_dim = q_MD.shape[1]
-    for row in range(num_rows):
-        for j in range(TILE_KEYS):
-            weights_MJ[row, j] = ZERO
+    weights_MJ = floats(weights, 0)
+    for j in range(num_rows * TILE_KEYS):
+        weights_MJ[j] = ZERO
     for column in range(0, num_keys, PANEL):
-        k_at = (k_DJ.ctypes.data + 4 * column, FLOAT_CELL)
+        k_at = (k + 4 * column, FLOAT_CELL)
         for row in range(0, num_rows, MAX_ROWS):
             rows = min(MAX_ROWS, num_rows - row)
-            q_at = q_MD.ctypes.data + 4 * row * head_dim
-            out_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
+            q_at, out_at = q + 4 * row * head_dim, weights + 4 * (row * TILE_KEYS + column)
             tile_product(rows, q_at, head_dim, k_at, TILE_KEYS, head_dim, out_at, TILE_KEYS)
 
 
@@ -136,8 +143,9 @@ def add_values(
 ) -> None:
     """sum += weights v for tokens start .. stop - 1. `place` is the element where block 0 keeps
     this head's values."""
-    _, _, v_JDP, weights_MJ, sum_MDP, _, _ = scratch
+    _, _, v, weights, sums, _, _ = scratch
     block_stride, _, _, _, block_size, head_dim = layout
+    padded = padded_dim(head_dim)
     in_place = is_read_in_place(num_rows, head_dim)
     token = start
     while token < stop:
@@ -146,57 +154,60 @@ def add_values(
         first = table[token // block_size] * block_stride + place + slot * head_dim
         if in_place:
             v_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
-            _weigh(weights_MJ, token - start, v_at, head_dim, run, sum_MDP, num_rows)
+            at = weights + 4 * (token - start)
+            _weigh(at, v_at, head_dim, run, sums, padded, num_rows)
         else:
             for j in range(run):
-                source, target = flat(kv_at, first + j * head_dim), v_JDP[token - start + j]
+                source = flat(kv_at, first + j * head_dim)
+                target = floats(v, (token - start + j) * padded)
                 for d in range(head_dim):
                     target[d] = widen(source[d])
         token += run
     if not in_place:
-        v_at = (v_JDP.ctypes.data, FLOAT_CELL)
-        _weigh(weights_MJ, 0, v_at, v_JDP.shape[1], stop - start, sum_MDP, num_rows)
+        _weigh(weights, (v, FLOAT_CELL), padded, stop - start, sums, padded, num_rows)
 
 
 @jit
 def _weigh(
-    weights_MJ: Array,
-    column: int,
+    weights: int,
     v_at: Pointer,
     v_stride: int,
     num_keys: int,
-    sum_MDP: Array,
+    sums: int,
+    padded: int,
     num_rows: int,
 ) -> None:
-    """sum += weights v over `num_keys` keys, whose weights begin at `column`."""
-    padded = sum_MDP.shape[1]
+    """sum += weights v over `num_keys` keys, whose weights begin at the address `weights`."""
     element_bytes = flat(v_at, 0).itemsize
     for panel in range(0, padded, PANEL):
         panel_at = (v_at[0] + panel * element_bytes, v_at[1])
         for row in range(0, num_rows, MAX_ROWS):
             rows = min(MAX_ROWS, num_rows - row)
-            weights_at = weights_MJ.ctypes.data + 4 * (row * TILE_KEYS + column)
-            sum_at = sum_MDP.ctypes.data + 4 * (row * padded + panel)
+            weights_at = weights + 4 * row * TILE_KEYS
+            sum_at = sums + 4 * (row * padded + panel)
             tile_product(rows, weights_at, TILE_KEYS, panel_at, v_stride, num_keys, sum_at, padded)
 
 
 @jit
-def cap_scores(weights_MJ: Array, num_rows: int, num_keys: int, softcap: float) -> None:
+def cap_scores(scratch: Scratch, num_rows: int, num_keys: int, softcap: float) -> None:
     """weights = softcap tanh(weights / softcap) for the first rows and keys."""
     for row in range(num_rows):
-        weights_J = weights_MJ[row]
+        weights_J = floats(scratch[3], row * TILE_KEYS)
         for key in range(num_keys):
             weights_J[key] = softcap * tanh(weights_J[key] / softcap)
 
 
 @jit
-def update_row(scratch: Scratch, row: int, first: int, end: int, num_keys: int) -> None:
+def update_row(
+    scratch: Scratch, padded: int, row: int, first: int, end: int, num_keys: int
+) -> None:
     """Scores of a row become weights; its state so far is scaled to the new largest score.
 
     Keys outside first .. end - 1 are not seen and get weight 0.
     """
-    _, _, _, weights_MJ, sum_MDP, largest_M, total_M = scratch
-    weights_J, sum_DP = weights_MJ[row], sum_MDP[row]
+    _, _, _, weights, sums, largests, totals = scratch
+    weights_J, sum_DP = floats(weights, row * TILE_KEYS), floats(sums, row * padded)
+    largest_M, total_M = floats(largests, 0), floats(totals, 0)
     before = largest_M[row]
     largest = _softmax_row(weights_J, first, end, num_keys, before)
     total = ZERO
@@ -204,7 +215,7 @@ def update_row(scratch: Scratch, row: int, first: int, end: int, num_keys: int) 
         total += weights_J[j]
     if largest != before:
         factor = exp_of_negative(before - largest)
-        for d in range(len(sum_DP)):
+        for d in range(padded):
             sum_DP[d] *= factor
         total_M[row] *= factor
         largest_M[row] = largest

@@ -24,6 +24,7 @@ from pageray.kernels.cpu.vectors import (
     code_for_each_count,
     load_float_vector,
     load_vector,
+    loop,
     multiply_add,
     storage_type,
     zeros,
@@ -49,73 +50,46 @@ class _Dots:
 
     def emit(self) -> None:
         whole = self._builder.and_(self._num_keys, ir.Constant(I64, -_KEYS))
-        self._loop(ir.Constant(I64, 0), whole, _KEYS, self._many_keys)
-        self._loop(whole, self._num_keys, 1, self._one_key)
+        zero = ir.Constant(I64, 0)
+        loop(self._builder, zero, whole, _KEYS, [], self._many_keys)
+        loop(self._builder, whole, self._num_keys, 1, [], self._one_key)
 
-    def _loop(
-        self, start: ir.Value, stop: ir.Value, step: int, body: Callable[[ir.Value], None]
-    ) -> None:
-        builder = self._builder
-        before = builder.block
-        head = builder.append_basic_block("keys.head")
-        inside = builder.append_basic_block("keys.body")
-        after = builder.append_basic_block("keys.end")
-        builder.branch(head)
-        builder.position_at_end(head)
-        key = builder.phi(I64)
-        key.add_incoming(start, before)
-        builder.cbranch(builder.icmp_signed("<", key, stop), inside, after)
-        builder.position_at_end(inside)
-        body(key)
-        key.add_incoming(builder.add(key, ir.Constant(I64, step)), builder.block)
-        builder.branch(head)
-        builder.position_at_end(after)
-
-    def _many_keys(self, key: ir.Value) -> None:
+    def _many_keys(self, key: ir.Value, _: object) -> list[ir.Value]:
         builder = self._builder
         for row, sums in enumerate(self._sums(key, _KEYS)):
             four = _add_lanes_of_four(builder, sums)
             at = builder.bitcast(self._out_at(row, key), _FOUR.as_pointer())
             builder.store(four, at, align=4)
+        return []
 
-    def _one_key(self, key: ir.Value) -> None:
+    def _one_key(self, key: ir.Value, _: object) -> list[ir.Value]:
         builder = self._builder
         for row, (total,) in enumerate(self._sums(key, 1)):
             half = _to_four_lanes(builder, total)
             lanes = [builder.extract_element(half, ir.Constant(I32, i)) for i in range(_KEYS)]
             pairs = builder.fadd(lanes[0], lanes[1]), builder.fadd(lanes[2], lanes[3])
             builder.store(builder.fadd(*pairs), self._out_at(row, key), align=4)
+        return []
 
     def _sums(self, key: ir.Value, num_keys: int) -> list[list[ir.Value]]:
         """[row][key] vectors whose lanes add up to the products of `num_keys` keys from `key` on."""
         builder = self._builder
-        before = builder.block
-        head = builder.append_basic_block("depth.head")
-        body = builder.append_basic_block("depth.body")
-        after = builder.append_basic_block("depth.end")
-        builder.branch(head)
-        builder.position_at_end(head)
-        d = builder.phi(I64)
-        d.add_incoming(ir.Constant(I64, 0), before)
-        carried = [[builder.phi(zeros().type) for _ in range(num_keys)] for _ in self._rows()]
-        for vectors in carried:
-            for vector in vectors:
-                vector.add_incoming(zeros(), before)
-        builder.cbranch(builder.icmp_signed("<", d, self._depth), body, after)
-        builder.position_at_end(body)
-        queries = [
-            load_float_vector(builder, builder.gep(self._q_at(m), [d])) for m in self._rows()
-        ]
-        for index in range(num_keys):
-            place = builder.mul(builder.add(key, ir.Constant(I64, index)), self._depth)
-            k = load_vector(builder, self._cell, builder.gep(self._k, [builder.add(place, d)]))
-            for m in self._rows():
-                total = multiply_add(builder, queries[m], k, carried[m][index])
-                carried[m][index].add_incoming(total, body)
-        d.add_incoming(builder.add(d, ir.Constant(I64, LANES)), body)
-        builder.branch(head)
-        builder.position_at_end(after)
-        return carried
+
+        def body(d: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            queries = [
+                load_float_vector(builder, builder.gep(self._q_at(m), [d])) for m in self._rows()
+            ]
+            for index in range(num_keys):
+                place = builder.mul(builder.add(key, ir.Constant(I64, index)), self._depth)
+                k = load_vector(builder, self._cell, builder.gep(self._k, [builder.add(place, d)]))
+                for m in self._rows():
+                    at = m * num_keys + index
+                    sums[at] = multiply_add(builder, queries[m], k, sums[at])
+            return sums
+
+        empty = [zeros()] * (self._num_rows * num_keys)
+        sums = loop(builder, ir.Constant(I64, 0), self._depth, LANES, empty, body)
+        return [sums[m * num_keys : (m + 1) * num_keys] for m in self._rows()]
 
     def _rows(self) -> range:
         return range(self._num_rows)

@@ -35,10 +35,19 @@ Pointer = tuple[int, Cell]
 
 FLOAT_CELL: Cell = np.float32(0)
 """Beside an address it makes a pointer to float32."""
+BFLOAT16_CELL: Cell = np.uint16(0)
+"""The same for bfloat16."""
+PAIR_CELL: Cell = np.int32(0)
+"""The same for two bfloat16 side by side."""
+INDEX_CELL: Cell = np.int64(0)
+"""The same for an index or an address."""
+
+ALIGNMENT = 64
+"""Bytes of a cache line."""
 
 _CELLS: dict[torch.dtype, Cell] = {
     torch.float32: FLOAT_CELL,
-    torch.bfloat16: np.uint16(0),
+    torch.bfloat16: BFLOAT16_CELL,
     torch.float16: np.int16(0),
     torch.float64: np.float64(0),
     torch.int8: np.int8(0),
@@ -80,6 +89,12 @@ def flat(at: Pointer, offset: int) -> Array:
     them; with a sum as the index Numba has to allow for a negative one, counted from the end.
     """
     return _as_array(_typed_pointer(at[0], offset, at[1]), (_UNBOUNDED,))
+
+
+@jit
+def aligned(address: int) -> int:
+    """The first multiple of ALIGNMENT from an address on."""
+    return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @jit

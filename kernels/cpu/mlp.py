@@ -3,7 +3,7 @@ y = (silu(n G^T) * (n U^T)) D^T (SwiGLU, arXiv:2002.05202).
 
 Gate and up are packed side by side, half a panel of gates and then their ups, so that a tile of
 sums holds both and the activation is taken before anything is stored. n and what lies between the
-products are float32, whatever the dtype of x.
+products is float32, or rounded to bfloat16 once where the products take that.
 """
 
 from dataclasses import replace
@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
 from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
-from pageray.kernels.cpu.memory import FLOAT_CELL, Pointer, pointer
+from pageray.kernels.cpu.memory import Pointer, pointer
+from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
@@ -39,15 +40,15 @@ class _FusedMlp:
         check_residual(x_TE, residual_TE, self._gate_up.num_inputs)
         num_rows, width = residual_TE.shape
         y_TE = torch.empty(residual_TE.shape, dtype=residual_TE.dtype)
-        normed_TE = torch.empty(num_rows, width)
-        hidden_TI = torch.empty(num_rows, self._down.num_inputs)
+        normed, hidden = Operand(num_rows, self._gate_up), Operand(num_rows, self._down)
         _mlp(
             x_TE.data_ptr(),
             pointer(residual_TE),
             pointer(self._norm_E),
             (num_rows, width, self._eps),
             *self._panels,
-            (normed_TE.data_ptr(), hidden_TI.data_ptr()),
+            normed.rows,
+            hidden.rows,
             pointer(y_TE),
             (num_threads(residual_TE.numel()), all_threads()),
         )
@@ -93,35 +94,40 @@ def _mlp(
     shape: tuple[int, int, float],
     gate_up: Panels,
     down: Panels,
-    scratch: tuple[int, int],
+    normed: Rows,
+    hidden: Rows,
     y_at: Pointer,
     parts: tuple[int, int],
 ) -> None:
     num_rows, width, eps = shape
     num_row_parts, num_parts = parts
-    normed_at, hidden_at = scratch
+    num_hidden = gate_up[4] // 2
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if num_row_parts == 1:
-        add_and_norm_rows(
-            x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, 0, num_rows
-        )
+        add_and_norm_rows(x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows)
+        cut_rows(normed, width, 0, num_rows)
     else:
         for index in prange(num_row_parts):
             start, stop = part(num_rows, num_row_parts, index)
             add_and_norm_rows(
-                x_address, residual_at, norm_at, (normed_at, FLOAT_CELL), width, eps, start, stop
+                x_address, residual_at, norm_at, written(normed), width, eps, start, stop
             )
+            cut_rows(normed, width, start, stop)
     counters = np.zeros((2, 8), np.int64)
     for _ in prange(num_parts):
         multiply_units(
-            normed_at,
-            width,
+            normed[2],
+            normed[3],
             num_rows,
             gate_up,
-            (hidden_at, FLOAT_CELL),
+            written(hidden),
             True,
             num_parts,
             counters[0],
         )
+    if hidden[4] > 0:
+        for index in prange(num_parts):
+            start, stop = part(num_rows, num_parts, index)
+            cut_rows(hidden, num_hidden, start, stop)
     for _ in prange(num_parts):
-        multiply_units(hidden_at, down[3], num_rows, down, y_at, False, num_parts, counters[1])
+        multiply_units(hidden[2], hidden[3], num_rows, down, y_at, False, num_parts, counters[1])

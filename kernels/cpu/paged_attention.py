@@ -18,6 +18,7 @@ from pageray.kernels.cpu.attention_partials import (
     NO_SINKS,
     OutputShape,
     Partials,
+    addresses_of,
     keep_partial,
     merge_partials,
     new_partials,
@@ -35,6 +36,7 @@ from pageray.kernels.cpu.attention_plan import (
     TABLE,
     TOKEN,
     AttentionPlan,
+    Query,
     attends_in_tile,
     plan_attention,
     queries_per_tile,
@@ -44,12 +46,30 @@ from pageray.kernels.cpu.attention_tile import (
     Scratch,
     add_values,
     cap_scores,
-    new_scratch,
+    carve_scratch,
+    floats,
+    padded_dim,
     score_keys,
+    scratch_bytes,
     update_row,
 )
 from pageray.kernels.cpu.jit import jit, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.matrix_attention import (
+    attend_in_matrix,
+    carve_matrix_scratch,
+    fits_matrix_registers,
+    matrix_scratch_bytes,
+    whole_panels,
+)
+from pageray.kernels.cpu.matrix_tile import (
+    HAS_MATRIX_REGISTERS,
+    MAX_MATRIX_ROWS,
+    attends_in_matrix_registers,
+    give_back_matrix_registers,
+    take_matrix_registers,
+)
 from pageray.kernels.cpu.memory import (
+    INDEX_CELL,
     Array,
     Pointer,
     flat,
@@ -63,9 +83,8 @@ from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
 from pageray.kernels.cpu.work_counter import fetch_add_one
 from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
-Query = tuple[int, int, int, int, float, int, float]
-"""Token stride and head stride of q, table width, group (query heads per KV head), scale,
-window, softcap (0: none)."""
+_MANY_ITEMS = 16
+"""From so many on, heads need not be spread over threads to keep all of them busy."""
 
 
 def paged_attention(
@@ -253,61 +272,106 @@ def attend_units(
     """One thread's share: take (item, KV head) pairs off the counter until there are none.
 
     The last item goes first: inside a sequence it has the most keys, and shared keys come last.
+    The arrays are the caller's, who keeps them alive.
     """
     _, _, table_width, group, _, _, _ = query
     _, _, _, num_kv_heads, _, head_dim = layout
-    scratch = new_scratch(queries_per_tile(group) * group, head_dim)
+    max_rows = whole_panels(queries_per_tile(group) * group)
+    has_registers = attends_in_matrix_registers(kv_at[1])
+    num_bytes = scratch_bytes(max_rows, head_dim)
+    more_bytes = matrix_scratch_bytes(max_rows, head_dim) if has_registers else 0
+    memory = np.empty(num_bytes + more_bytes, np.uint8)
+    scratch = carve_scratch(memory.ctypes.data, max_rows, head_dim)
+    matrix = carve_matrix_scratch(memory.ctypes.data + num_bytes, max_rows, head_dim)
+    partial_rows = addresses_of(partials)
+    if has_registers:
+        take_matrix_registers(MAX_MATRIX_ROWS)
     num_units = len(items) * num_kv_heads
-    unit = fetch_add_one(counter)
+    # With many items a thread takes all heads of one: they lie side by side in the same pages.
+    heads_at_once = num_kv_heads if len(items) >= _MANY_ITEMS else 1
+    unit = fetch_add_one(counter) * heads_at_once
     while unit < num_units:
         item = items[len(items) - 1 - unit // num_kv_heads]
         head = unit % num_kv_heads
         table = flat(tables_at, item[TABLE] * table_width)
         own = queries[item[FIRST_QUERY] : item[FIRST_QUERY] + item[NUM_QUERIES]]
-        _load_queries(q_at, query, own, head, scratch)
-        _attend_item(kv_at, layout, query, table, item, own, head, scratch)
-        _keep_results(scratch, item, own, head, group, partials, out_at, out_shape)
-        unit = fetch_add_one(counter)
+        own_at, num_own = own.ctypes.data, len(own)
+        _load_queries(q_at, query, head_dim, own_at, num_own, head, scratch)
+        keys = (item[FIRST_KEY], item[END_KEY])
+        in_matrix = has_registers and fits_matrix_registers(head_dim, num_own * group, query[6])
+        # Numba leaves this branch out, uncompiled, where the constant is False.
+        if HAS_MATRIX_REGISTERS:  # noqa: SIM102
+            if in_matrix:
+                attend_in_matrix(
+                    kv_at, layout, query, table, keys, own_at, num_own, head, scratch, matrix
+                )
+        if not in_matrix:
+            _attend_item(kv_at, layout, query, table, keys, own_at, num_own, head, scratch)
+        _keep_results(
+            scratch, item[PARTIAL], own_at, num_own, head, group, partial_rows, out_at, out_shape
+        )
+        unit += 1
+        if unit % heads_at_once == 0:
+            unit = fetch_add_one(counter) * heads_at_once
+    if has_registers:
+        give_back_matrix_registers()
+    # Used by name once more, so that what is reached by address alone is still there until here.
+    memory[:1] = 0
 
 
 @jit
 def _keep_results(
     scratch: Scratch,
-    item: Array,
-    queries: Array,
+    partial: int,
+    queries_at: int,
+    num_queries: int,
     head: int,
     group: int,
-    partials: Partials,
+    partial_rows: tuple[int, int, int],
     out_at: Pointer,
     out_shape: OutputShape,
 ) -> None:
-    """Store the item's rows, or keep them for the merge."""
-    _, _, _, _, sum_MDP, largest_M, total_M = scratch
-    for row in range(len(queries) * group):
-        index, q_head = row // group, head * group + row % group
-        if item[PARTIAL] == NOT_SPLIT:
-            token = queries[index, TOKEN]
-            store_row(sum_MDP[row], largest_M, total_M, row, token, q_head, out_at, out_shape)
-        else:
-            place_row = (item[PARTIAL] + index) * out_shape[0] + q_head
-            keep_partial(scratch, row, partials, place_row)
+    """Store an item's rows, or keep them for the merge, from place `partial` on."""
+    _, _, _, _, sums, largests, totals = scratch
+    num_heads, head_dim, _ = out_shape
+    padded = padded_dim(head_dim)
+    for index in range(num_queries):
+        token = flat((queries_at, INDEX_CELL), 2 * index + TOKEN)[0]
+        for member in range(group):
+            row, q_head = index * group + member, head * group + member
+            if partial == NOT_SPLIT:
+                largest, total = floats(largests, row)[0], floats(totals, row)[0]
+                at = sums + 4 * row * padded
+                store_row(at, largest, total, token, q_head, out_at, out_shape)
+            else:
+                place_row = (partial + index) * num_heads + q_head
+                keep_partial(scratch, padded, row, partial_rows, place_row, head_dim)
 
 
 @jit
-def _load_queries(q_at: Pointer, query: Query, queries: Array, head: int, scratch: Scratch) -> None:
+def _load_queries(
+    q_at: Pointer,
+    query: Query,
+    head_dim: int,
+    queries_at: int,
+    num_queries: int,
+    head: int,
+    scratch: Scratch,
+) -> None:
     """Scaled float32 query rows, and an empty softmax state."""
-    q_MD, _, _, _, sum_MDP, largest_M, total_M = scratch
+    q, _, _, _, sums, largests, totals = scratch
     token_stride, head_stride, _, group, scale, _, _ = query
-    factor = float32(scale)
-    for row in range(len(queries) * group):
-        token, q_head = queries[row // group, TOKEN], head * group + row % group
-        source = flat(q_at, token * token_stride + q_head * head_stride)
-        for d in range(q_MD.shape[1]):
-            q_MD[row, d] = widen(source[d]) * factor
-        for d in range(sum_MDP.shape[1]):
-            sum_MDP[row, d] = ZERO
-        largest_M[row] = -INFINITY
-        total_M[row] = ZERO
+    factor, padded = float32(scale), padded_dim(head_dim)
+    for row in range(num_queries * group):
+        token = flat((queries_at, INDEX_CELL), row // group * 2 + TOKEN)[0]
+        source = flat(q_at, token * token_stride + (head * group + row % group) * head_stride)
+        target, sum_DP = floats(q, row * head_dim), floats(sums, row * padded)
+        for d in range(head_dim):
+            target[d] = widen(source[d]) * factor
+        for d in range(padded):
+            sum_DP[d] = ZERO
+        floats(largests, row)[0] = -INFINITY
+        floats(totals, row)[0] = ZERO
 
 
 @jit
@@ -316,27 +380,27 @@ def _attend_item(
     layout: PageLayout,
     query: Query,
     table: Array,
-    item: Array,
-    queries: Array,
+    keys: tuple[int, int],
+    queries_at: int,
+    num_queries: int,
     head: int,
     scratch: Scratch,
 ) -> None:
-    """Run the item's keys, tile by tile, through the softmax state of its rows."""
+    """Run the keys first .. end - 1 of `keys`, tile by tile, through the softmax of the rows."""
     _, _, _, group, _, window, softcap = query
-    _, plane_stride, head_stride, _, _, _ = layout
-    _, _, _, weights_MJ, _, _, _ = scratch
-    num_rows = len(queries) * group
+    _, plane_stride, head_stride, _, _, head_dim = layout
+    num_rows, padded = num_queries * group, padded_dim(head_dim)
     place = head * head_stride
-    start = item[FIRST_KEY]
-    while start < item[END_KEY]:
+    start, end_key = keys
+    while start < end_key:
         # Tiles start at multiples of TILE_KEYS, so rounding does not depend on the chunking.
-        stop = min(item[END_KEY], (start // TILE_KEYS + 1) * TILE_KEYS)
+        stop = min(end_key, (start // TILE_KEYS + 1) * TILE_KEYS)
         score_keys(kv_at, layout, place, table, start, stop, scratch, num_rows)
         if softcap > 0.0:
-            cap_scores(weights_MJ, num_rows, stop - start, float32(softcap))
+            cap_scores(scratch, num_rows, stop - start, float32(softcap))
         for row in range(num_rows):
-            position = queries[row // group, POSITION]
+            position = flat((queries_at, INDEX_CELL), row // group * 2 + POSITION)[0]
             first, end = attends_in_tile(position, window, start, stop - start)
-            update_row(scratch, row, first, end, stop - start)
+            update_row(scratch, padded, row, first, end, stop - start)
         add_values(kv_at, layout, place + plane_stride, table, start, stop, scratch, num_rows)
         start = stop

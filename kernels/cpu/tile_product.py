@@ -4,7 +4,8 @@ The register blocking is that of Goto and van de Geijn (2008, doi:10.1145/135605
 of `num_rows` rows by PANEL columns is summed in registers while the loop runs along the depth;
 each step loads PANEL weights once and broadcasts one number of each row.
 
-Shapes: x_MK rows of float32, w_KN rows of PANEL elements in any storage, out_MN float32.
+Shapes: x_MK rows of float32, w_KN rows of PANEL elements in any storage, out_MN float32. Where w
+holds pairs of bfloat16 (int32), x does too, and K counts pairs.
 """
 
 from collections.abc import Callable
@@ -17,15 +18,18 @@ from numba.extending import intrinsic
 from pageray.kernels.cpu.memory import Pointer
 from pageray.kernels.cpu.vectors import (
     F32,
+    I32,
     I64,
     LANES,
     NUM_REGISTERS,
-    VECTOR,
     broadcast,
     code_for_each_count,
+    is_pair,
     load_float_vector,
     load_vector,
+    loop,
     multiply_add,
+    multiply_add_pairs,
     prefetch,
     storage_bytes,
     storage_type,
@@ -63,7 +67,9 @@ class _Loop:
         self._cell = cell
         self._num_rows = num_rows
         x_at, self._x_stride, w_at, self._w_stride, self._depth, out_at, self._out_stride = args
-        self._x = builder.inttoptr(x_at, F32.as_pointer())
+        pairs = is_pair(cell)
+        self._multiply_add = multiply_add_pairs if pairs else multiply_add
+        self._x = builder.inttoptr(x_at, (I32 if pairs else F32).as_pointer())
         self._w = builder.inttoptr(w_at, storage_type(cell).as_pointer())
         self._out = builder.inttoptr(out_at, F32.as_pointer())
 
@@ -92,29 +98,22 @@ class _Loop:
     def _run(self, start: ir.Value, stop: ir.Value, step: int, chains: list[_Sums]) -> list[_Sums]:
         """A loop over the depth; step u of an iteration adds to chain u modulo their number."""
         builder = self._builder
-        before = builder.block
-        head = builder.append_basic_block("depth.head")
-        body = builder.append_basic_block("depth.body")
-        after = builder.append_basic_block("depth.end")
-        builder.branch(head)
-        builder.position_at_end(head)
-        k = builder.phi(I64)
-        k.add_incoming(start, before)
-        carried = [[[builder.phi(VECTOR) for _ in row] for row in sums] for sums in chains]
-        _connect(carried, chains, before)
-        builder.cbranch(builder.icmp_signed("<", k, stop), body, after)
-        builder.position_at_end(body)
-        sums = list(carried)
-        if step > 1:
-            self._prefetch(k)
-        for u in range(step):
-            chain = u % len(chains)
-            sums[chain] = self._step(builder.add(k, ir.Constant(I64, u)), sums[chain])
-        k.add_incoming(builder.add(k, ir.Constant(I64, step)), builder.block)
-        _connect(carried, sums, builder.block)
-        builder.branch(head)
-        builder.position_at_end(after)
-        return carried
+
+        def body(k: ir.Value, vectors: list[ir.Value]) -> list[ir.Value]:
+            sums = self._grouped(vectors)
+            if step > 1:
+                self._prefetch(k)
+            for u in range(step):
+                chain = u % len(sums)
+                sums[chain] = self._step(builder.add(k, ir.Constant(I64, u)), sums[chain])
+            return _flat(sums)
+
+        return self._grouped(loop(builder, start, stop, step, _flat(chains), body))
+
+    def _grouped(self, vectors: list[ir.Value]) -> list[_Sums]:
+        """The inverse of `_flat`."""
+        rows = [vectors[at : at + _VECTORS] for at in range(0, len(vectors), _VECTORS)]
+        return [rows[at : at + self._num_rows] for at in range(0, len(rows), self._num_rows)]
 
     def _prefetch(self, k: ir.Value) -> None:
         """Ask for the weights that some later iteration loads."""
@@ -136,7 +135,7 @@ class _Loop:
             x = broadcast(builder, builder.load(builder.gep(self._x_at(row), [k]), align=4))
             result.append(
                 [
-                    multiply_add(builder, x, weight, vector)
+                    self._multiply_add(builder, x, weight, vector)
                     for weight, vector in zip(weights, vectors, strict=True)
                 ]
             )
@@ -152,11 +151,8 @@ class _Loop:
         return self._builder.gep(self._out, [offset])
 
 
-def _connect(phis: list[_Sums], values: list[_Sums], block: ir.Block) -> None:
-    for phi_sums, value_sums in zip(phis, values, strict=True):
-        for phi_row, value_row in zip(phi_sums, value_sums, strict=True):
-            for phi, value in zip(phi_row, value_row, strict=True):
-                phi.add_incoming(value, block)
+def _flat(chains: list[_Sums]) -> list[ir.Value]:
+    return [vector for sums in chains for row in sums for vector in row]
 
 
 def _emit(builder: Any, cell: Any, num_rows: int, args: tuple[ir.Value, ...]) -> None:
@@ -186,6 +182,6 @@ tile_product = cast(
 """(num_rows, x address, x stride, w pointer, w stride, depth, out address, out stride).
 
 out[m, n] += sum over k < depth of x[m, k] * w[k, n], for m < num_rows <= MAX_ROWS and n < PANEL.
-Addresses in bytes, strides of rows in elements. x and out are float32. For one row or two the sum
+Addresses in bytes, strides of rows in elements. x is float32, or pairs if w is; out float32. For one row or two the sum
 runs in several chains that are added at the end; from three rows on k runs in order.
 """

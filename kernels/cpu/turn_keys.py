@@ -69,7 +69,9 @@ def _turned(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
     return vectors
 
 
-_square = cast("Callable[[Pointer, int, int, int, int], None]", intrinsic(_turn_square))
+turn_square = cast("Callable[[Pointer, int, int, int, int], None]", intrinsic(_turn_square))
+"""(x pointer, offset, x stride, out address, out stride): out[j, i] = x[i, j] for i, j < LANES, as
+float32; offset and strides in elements."""
 
 
 @jit
@@ -85,7 +87,7 @@ def turn_keys(
     for j in range(0, whole_keys, LANES):
         for d in range(0, whole_dims, LANES):
             at = out_at + 4 * (d * out_stride + j)
-            _square(kv_at, first + j * head_dim + d, head_dim, at, out_stride)
+            turn_square(kv_at, first + j * head_dim + d, head_dim, at, out_stride)
     for j in range(num_keys):
         key = flat(kv_at, first + j * head_dim)
         for d in range(whole_dims if j < whole_keys else 0, head_dim):

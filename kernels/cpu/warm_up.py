@@ -9,7 +9,7 @@ from numba.core import config, event
 
 from pageray.kernels.cpu.draw_uniform import draw_uniform
 from pageray.kernels.cpu.jit import MIN_WORK_PER_THREAD
-from pageray.kernels.cpu.linear import MAX_PANEL_ROWS
+from pageray.kernels.cpu.matrix_tile import MATRIX_DEPTH
 from pageray.kernels.cpu.penalties import apply_penalties
 from pageray.kernels.cpu.sample import sample
 from pageray.kernels.ops import (
@@ -24,6 +24,9 @@ from pageray.kernels.ops import (
     RopeStep,
     SamplingRows,
 )
+
+_WIDTH = 2 * MATRIX_DEPTH
+"""Of the layer that is run: one that matrix registers take, as those of models are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +48,24 @@ def is_cold() -> bool:
 
 
 def warm_up(ops: Ops, shape: LayerShape) -> bool:
-    """Run what an engine calls once on made-up data: one token, and enough for several threads and
-    for either way to multiply. Returns whether anything had to be compiled; later processes find
+    """Run what an engine calls once on made-up data: one token, and enough for several threads.
+    Returns whether anything had to be compiled; later processes find
     it on disk.
 
     Compiling takes about a minute, loading well under a second.
     """
     with event.install_recorder("numba:compile") as recorder:
-        for num_tokens in (1, max(MAX_PANEL_ROWS, 2 * MIN_WORK_PER_THREAD // shape.head_dim) + 1):
+        for num_tokens in (1, 2 * MIN_WORK_PER_THREAD // shape.head_dim + 1):
             _run_layer(ops, shape, num_tokens)
             _run_sampler(num_rows=2, vocab_size=num_tokens * shape.head_dim)
         return len(cast("list[object]", recorder.buffer)) > 0
 
 
 def _run_layer(ops: Ops, shape: LayerShape, num_tokens: int) -> None:
-    """A layer of one head's width, a head of as wide a vocabulary, and a copy of blocks."""
+    """A layer, a head with a vocabulary as large as the number of tokens, and a copy of blocks."""
     head_dim, dtype = shape.head_dim, shape.dtype
-    weight_E = torch.ones(head_dim, dtype=dtype)
-    x_TE = torch.zeros(num_tokens, head_dim, dtype=dtype)
+    weight_E = torch.ones(_WIDTH, dtype=dtype)
+    x_TE = torch.zeros(num_tokens, _WIDTH, dtype=dtype)
     residual_TE = x_TE.clone()
     num_blocks = (num_tokens + shape.block_size - 1) // shape.block_size
     record = (2, shape.num_kv_heads, shape.block_size, head_dim)
@@ -84,7 +87,7 @@ def _run_layer(ops: Ops, shape: LayerShape, num_tokens: int) -> None:
     )
     x_TE = _attention_block(ops, shape)(x_TE, residual_TE, pool, rope, batch)
     x_TE = _mlp_block(ops, shape)(x_TE, residual_TE)
-    ops.pack_linear(torch.zeros(num_tokens, head_dim, dtype=dtype), None)(
+    ops.pack_linear(torch.zeros(num_tokens, _WIDTH, dtype=dtype), None)(
         ops.add_rms_norm(x_TE, residual_TE, weight_E, 1e-5)
     )
 
@@ -94,12 +97,12 @@ def _attention_block(ops: Ops, shape: LayerShape) -> AttentionBlock:
     num_all_heads = shape.num_heads + 2 * shape.num_kv_heads
     return ops.pack_attention(
         AttentionWeights(
-            norm_E=torch.ones(head_dim, dtype=dtype),
+            norm_E=torch.ones(_WIDTH, dtype=dtype),
             eps=1e-5,
-            qkv_OE=torch.zeros(num_all_heads * head_dim, head_dim, dtype=dtype),
+            qkv_OE=torch.zeros(num_all_heads * head_dim, _WIDTH, dtype=dtype),
             qkv_bias_O=None,
             qk_norm=None,
-            o_EO=torch.zeros(head_dim, shape.num_heads * head_dim, dtype=dtype),
+            o_EO=torch.zeros(_WIDTH, shape.num_heads * head_dim, dtype=dtype),
             o_bias_E=None,
             head_dim=head_dim,
             options=AttentionOptions(scale=1.0),
@@ -108,14 +111,14 @@ def _attention_block(ops: Ops, shape: LayerShape) -> AttentionBlock:
 
 
 def _mlp_block(ops: Ops, shape: LayerShape) -> MlpBlock:
-    head_dim, dtype = shape.head_dim, shape.dtype
+    dtype = shape.dtype
     return ops.pack_mlp(
         MlpWeights(
-            norm_E=torch.ones(head_dim, dtype=dtype),
+            norm_E=torch.ones(_WIDTH, dtype=dtype),
             eps=1e-5,
-            gate_up_2IE=torch.zeros(2 * head_dim, head_dim, dtype=dtype),
+            gate_up_2IE=torch.zeros(2 * _WIDTH, _WIDTH, dtype=dtype),
             gate_up_bias_2I=None,
-            down_EI=torch.zeros(head_dim, head_dim, dtype=dtype),
+            down_EI=torch.zeros(_WIDTH, _WIDTH, dtype=dtype),
             down_bias_E=None,
         )
     )

@@ -34,12 +34,12 @@ def test_after_warming_up_nothing_is_left_to_compile(
         case = paged_case(shape, generator=rng)
         block = OPS.pack_attention(
             AttentionWeights(
-                norm_E=torch.ones(48),
+                norm_E=torch.ones(64),
                 eps=1e-6,
-                qkv_OE=torch.zeros(10 * 32, 48),
+                qkv_OE=torch.zeros(10 * 32, 64),
                 qkv_bias_O=torch.ones(10 * 32),
                 qk_norm=None,
-                o_EO=torch.zeros(48, 6 * 32),
+                o_EO=torch.zeros(64, 6 * 32),
                 o_bias_E=None,
                 head_dim=32,
                 options=AttentionOptions(scale=1.0, window=64, softcap=30.0),
@@ -51,7 +51,7 @@ def test_after_warming_up_nothing_is_left_to_compile(
             cos_sin_LD=torch.zeros(1, 32),
             slot_mapping_T=torch.full((num_tokens,), -1),
         )
-        x_TE = torch.zeros(num_tokens, 48)
+        x_TE = torch.zeros(num_tokens, 64)
         with event.install_recorder("numba:compile") as recorder:
             block(None, x_TE, case.layer, rope, case.batch)
         assert not recorder.buffer

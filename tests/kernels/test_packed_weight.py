@@ -10,14 +10,14 @@ from pageray.kernels.cpu.tile_product import MAX_ROWS, PANEL
 def test_float32_that_fits_bfloat16_is_stored_so(rng: torch.Generator) -> None:
     weight_OE = torch.randn(5, 7, generator=rng).bfloat16().float()
     packed = pack_weight(weight_OE, None)
-    assert packed.panels_PEN.dtype is torch.bfloat16
+    assert packed.panels_PKN.dtype is torch.bfloat16
     assert torch.equal(PanelLinear(packed)(torch.eye(7)), weight_OE.T)
 
 
 def test_float32_that_does_not_fit_stays(rng: torch.Generator) -> None:
     weight_OE = torch.randn(5, 7, generator=rng)
     packed = pack_weight(weight_OE, None)
-    assert packed.panels_PEN.dtype is torch.float32
+    assert packed.panels_PKN.dtype is torch.float32
     assert torch.equal(PanelLinear(packed)(torch.eye(7)), weight_OE.T)
 
 

@@ -45,7 +45,9 @@ def has_fast_low_precision(dtype: torch.dtype) -> bool:
     more exact.
     """
     if dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        from pageray.kernels.cpu.packed_weight import multiplies_bfloat16
+
+        return multiplies_bfloat16()
     return dtype is torch.float32
 
 
