@@ -6,7 +6,7 @@ A = H + 2K heads of the fused projection, L positions of a table, D head dim, E 
 (block_size), N block-table width, R rows to sample, V vocabulary.
 
 Three packages implement the same signatures: `reference/` (plain torch, the definition of
-correct), `cpu/` (Numba and oneDNN) and `gpu/` (Triton). `dispatch.py` hands out a filled `Ops`.
+correct), `cpu/` (Numba) and `gpu/` (Triton). `dispatch.py` hands out a filled `Ops`.
 """
 
 import math
