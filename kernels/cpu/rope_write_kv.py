@@ -24,6 +24,7 @@ from pageray.kernels.cpu.memory import (
 )
 from pageray.kernels.cpu.numerics import ONE, float32
 from pageray.kernels.cpu.pages import PageLayout, page_layout
+from pageray.kernels.cpu.turn_head import copy_head, fills_vectors, turn_head
 from pageray.kernels.ops import KvScales, QkNorm, RopeStep
 
 Heads = tuple[int, int, int]
@@ -140,25 +141,38 @@ def move_tokens(
     positions, slots = flat(positions_at, 0), flat(slots_at, 0)
     row_stride, half = table
     k_gain, v_gain = float32(gains[0]), float32(gains[1])
+    in_vectors = fills_vectors(half, head_dim) and not norm[0]
     for token in range(start, stop):
         turn = (positions[token] * row_stride, half, head_dim)
+        angles_at = table_at[0] + _FLOAT_BYTES * turn[0]
         head_at = token * token_stride
         for _ in range(num_heads):
-            _load_turned(qkv_at, head_at, buffer_at, table_at, turn, q_norm_at, norm)
-            store_head(buffer_at, qkv_at, head_at, head_dim, ONE)
+            if in_vectors:
+                turn_head(qkv_at, head_at, angles_at, half, qkv_at, head_at, ONE)
+            else:
+                _load_turned(qkv_at, head_at, buffer_at, table_at, turn, q_norm_at, norm)
+                store_head(buffer_at, qkv_at, head_at, head_dim, ONE)
             head_at += head_stride
         slot = slots[token]
         if slot < 0:
             continue
         place = slot // block_size * block_stride + slot % block_size * head_dim
         for head in range(num_kv_heads):
-            _load_turned(qkv_at, head_at, buffer_at, table_at, turn, k_norm_at, norm)
-            store_head(buffer_at, kv_at, place + head * kv_head_stride, head_dim, k_gain)
+            target = place + head * kv_head_stride
+            if in_vectors:
+                turn_head(qkv_at, head_at, angles_at, half, kv_at, target, k_gain)
+            else:
+                _load_turned(qkv_at, head_at, buffer_at, table_at, turn, k_norm_at, norm)
+                store_head(buffer_at, kv_at, target, head_dim, k_gain)
             head_at += head_stride
         place += plane_stride
         for head in range(num_kv_heads):
-            load_head(qkv_at, head_at, head_dim, buffer_at)
-            store_head(buffer_at, kv_at, place + head * kv_head_stride, head_dim, v_gain)
+            target = place + head * kv_head_stride
+            if in_vectors:
+                copy_head(qkv_at, head_at, head_dim, kv_at, target, v_gain)
+            else:
+                load_head(qkv_at, head_at, head_dim, buffer_at)
+                store_head(buffer_at, kv_at, target, head_dim, v_gain)
             head_at += head_stride
 
 
