@@ -42,9 +42,7 @@ def padded_dim(head_dim: int) -> int:
 @jit
 def scratch_bytes(max_rows: int, head_dim: int) -> int:
     """Size of the memory that `carve_scratch` takes."""
-    padded = padded_dim(head_dim)
-    of_rows = max_rows * (head_dim + TILE_KEYS + padded + 2)
-    return 4 * (of_rows + TILE_KEYS * (head_dim + padded)) + 7 * ALIGNMENT
+    return carve_scratch(0, max_rows, head_dim)[6] + 4 * max_rows + ALIGNMENT
 
 
 @jit

@@ -70,10 +70,8 @@ def whole_panels(num_rows: int) -> int:
 @jit
 def matrix_scratch_bytes(max_rows: int, head_dim: int) -> int:
     """Size of the memory that `carve_matrix_scratch` takes."""
-    columns = whole_panels(max_rows)
-    queries, copies = 2 * columns * head_dim, 3 * 2 * _KEYS * head_dim
-    tile = 4 * _KEYS * _WIDE + 2 * 4 * _PAIRS * _WIDE
-    return 2 * queries + copies + 2 * 8 * _RUNS + tile + 4 * columns * 5 + 11 * ALIGNMENT
+    softmax = carve_matrix_scratch(0, max_rows, head_dim)[10]
+    return softmax + 4 * 5 * whole_panels(max_rows) + ALIGNMENT
 
 
 @jit
