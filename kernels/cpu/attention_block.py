@@ -2,9 +2,8 @@
 q/k norm, RoPE and the KV write; paged attention; y = out O^T.
 
 What lies between the steps is float32, or rounded to bfloat16 once where a product takes that.
-Python is entered once per layer
-and not once per operation: with one token to compute the operations themselves take less time
-than their calls would.
+Python is entered once per layer and not once per operation: with one token to compute the
+operations themselves take less time than their calls would.
 """
 
 from dataclasses import dataclass
@@ -224,6 +223,8 @@ def _attention(
 ) -> None:
     num_rows, width, eps = shape
     num_row_parts, num_parts = parts
+    _, _, normed_at, normed_stride, _ = normed
+    _, _, attended_at, attended_stride, num_attended_cuts = attended
     qkv_at, buffers_at = scratch
     positions_at, slots_at, angles_at, tables_at = step
     head_dim = layout[5]
@@ -241,7 +242,14 @@ def _attention(
             cut_rows(normed, width, start, stop)
     for _ in prange(num_parts):
         multiply_units(
-            normed[2], normed[3], num_rows, qkv, (qkv_at, FLOAT_CELL), False, num_parts, counters[0]
+            normed_at,
+            normed_stride,
+            num_rows,
+            qkv,
+            (qkv_at, FLOAT_CELL),
+            False,
+            num_parts,
+            counters[0],
         )
     if num_row_parts == 1:
         move_tokens(
@@ -299,10 +307,12 @@ def _attention(
     if len(merges) > 0:
         for index in prange(num_parts):
             merge_part(merges, index, num_parts, partials, written(attended), out_shape)
-    if attended[4] > 0:
+    if num_attended_cuts > 0:
         width = out_shape[0] * head_dim
         for index in prange(num_parts):
             start, stop = part(num_rows, num_parts, index)
             cut_rows(attended, width, start, stop)
     for _ in prange(num_parts):
-        multiply_units(attended[2], attended[3], num_rows, o, y_at, False, num_parts, counters[2])
+        multiply_units(
+            attended_at, attended_stride, num_rows, o, y_at, False, num_parts, counters[2]
+        )

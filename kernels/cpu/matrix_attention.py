@@ -117,8 +117,8 @@ def attend_in_matrix(
     rows: Scratch,
     scratch: MatrixScratch,
 ) -> None:
-    """Run the keys first .. end - 1 of `keys` through the softmax of `rows`, which holds
-    the queries; there is room for whole panels of them."""
+    """Run the keys first .. end - 1 of `keys` through the softmax of `rows`, which holds the
+    queries and sums of zero; there is room for whole panels of them."""
     _, plane_stride, head_stride, _, _, head_dim = layout
     _, q, key_copy, value_copy, key_runs, value_runs, pairs, scores, _, turned, softmax = scratch
     first_key, end_key = keys
@@ -144,7 +144,6 @@ def attend_in_matrix(
                 num_pairs = (num_keys + MATRIX_DEPTH - 1) // MATRIX_DEPTH * (MATRIX_DEPTH // 2)
                 q_at = q + 2 * panel * head_dim * width
                 _score(key_runs, head_dim, q_at, width, scores, num_keys)
-                is_first = flat((state_at, FLOAT_CELL), width)[0] == ZERO
                 has_moved = soften_scores(
                     scores,
                     scratch[8],
@@ -158,9 +157,9 @@ def attend_in_matrix(
                 )
                 _turn_weights(scratch[8], width, num_pairs, turned)
                 sums_at = rows[4] + 4 * panel * width * head_dim
-                if has_moved and not is_first:
+                if has_moved:
                     _rescale(sums_at, state_at + 4 * 2 * width, head_dim, width)
-                _add_values(turned, pairs, head_dim, width, num_pairs, sums_at, not is_first)
+                _add_values(turned, pairs, head_dim, width, num_pairs, sums_at)
         start = stop
     _finish(num_rows, width, head_dim, rows, softmax)
 
@@ -315,14 +314,13 @@ def _add_values(
     width: int,
     num_pairs: int,
     sums_at: int,
-    adds: bool,
 ) -> None:
-    """sums = weights times values, plus the sums before if it adds."""
+    """sums += weights times values."""
     for d in range(0, head_dim, PAIR_PANEL):
         v_at = (pairs_at + 4 * d * _PAIRS, PAIR_CELL)
         out_at = sums_at + 4 * d
         matrix_product(
-            width, PAIR_PANEL, turned_at, _PAIRS, 1, v_at, num_pairs, out_at, head_dim, adds
+            width, PAIR_PANEL, turned_at, _PAIRS, 1, v_at, num_pairs, out_at, head_dim, True
         )
 
 

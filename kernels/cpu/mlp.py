@@ -101,6 +101,8 @@ def _mlp(
 ) -> None:
     num_rows, width, eps = shape
     num_row_parts, num_parts = parts
+    _, _, normed_at, normed_stride, _ = normed
+    _, _, hidden_at, hidden_stride, num_hidden_cuts = hidden
     num_hidden = gate_up[4] // 2
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if num_row_parts == 1:
@@ -116,8 +118,8 @@ def _mlp(
     counters = np.zeros((2, 8), np.int64)
     for _ in prange(num_parts):
         multiply_units(
-            normed[2],
-            normed[3],
+            normed_at,
+            normed_stride,
             num_rows,
             gate_up,
             written(hidden),
@@ -125,9 +127,11 @@ def _mlp(
             num_parts,
             counters[0],
         )
-    if hidden[4] > 0:
+    if num_hidden_cuts > 0:
         for index in prange(num_parts):
             start, stop = part(num_rows, num_parts, index)
             cut_rows(hidden, num_hidden, start, stop)
     for _ in prange(num_parts):
-        multiply_units(hidden[2], hidden[3], num_rows, down, y_at, False, num_parts, counters[1])
+        multiply_units(
+            hidden_at, hidden_stride, num_rows, down, y_at, False, num_parts, counters[1]
+        )

@@ -16,7 +16,8 @@ Rows = tuple[int, Cell, int, int, int]
 elements of 4 bytes, and parts that are still to be made (0: none)."""
 
 _BFLOAT16 = torch.bfloat16
-_MAX_DENSE_BYTES = 4
+_STRIDE_BYTES = 4
+"""What distances of rows are counted in."""
 
 
 class Operand:
@@ -32,7 +33,7 @@ class Operand:
         self.rows: Rows = (
             *pointer(self._written),
             self._read.data_ptr(),
-            self._read.stride(0) * self._read.element_size() // _MAX_DENSE_BYTES,
+            self._read.stride(0) * self._read.element_size() // _STRIDE_BYTES,
             num_parts,
         )
 
@@ -44,7 +45,7 @@ def operand_of(x_TE: Tensor, weight: PackedWeight) -> tuple[Tensor, int]:
     if x_TE.dim() != 2 or x_TE.shape[1] != num_inputs:
         raise ValueError(f"x has shape {tuple(x_TE.shape)}; its last dim must be {num_inputs}")
     x_TE = x_TE.to(weight.x_dtype)
-    if x_TE.stride(1) != 1 or x_TE.stride(0) * x_TE.element_size() % _MAX_DENSE_BYTES:
+    if x_TE.stride(1) != 1 or x_TE.stride(0) * x_TE.element_size() % _STRIDE_BYTES:
         x_TE = x_TE.contiguous()
     num_parts = weight.num_parts
     if num_parts > 1:
@@ -54,7 +55,7 @@ def operand_of(x_TE: Tensor, weight: PackedWeight) -> tuple[Tensor, int]:
         rows = (*pointer(x_TE), parts.data_ptr(), stride, num_parts)
         cut_rows(rows, num_inputs, 0, x_TE.shape[0])
         return parts, stride
-    return x_TE, x_TE.stride(0) * x_TE.element_size() // _MAX_DENSE_BYTES
+    return x_TE, x_TE.stride(0) * x_TE.element_size() // _STRIDE_BYTES
 
 
 @jit

@@ -49,8 +49,7 @@ def is_cold() -> bool:
 
 def warm_up(ops: Ops, shape: LayerShape) -> bool:
     """Run what an engine calls once on made-up data: one token, and enough for several threads.
-    Returns whether anything had to be compiled; later processes find
-    it on disk.
+    Returns whether anything had to be compiled; later processes find it on disk.
 
     Compiling takes about a minute, loading well under a second.
     """

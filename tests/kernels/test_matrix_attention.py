@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from kernel_cases import PagedCase, PagedShape, assert_near, paged_case
-from pageray.kernels import reference
-
-cpu = pytest.importorskip("pageray.kernels.cpu")
-from pageray.kernels.cpu.matrix_tile import HAS_MATRIX_REGISTERS  # noqa: E402
+from pageray.kernels import cpu, reference
+from pageray.kernels.cpu.matrix_tile import HAS_MATRIX_REGISTERS
 
 pytestmark = pytest.mark.skipif(
     not HAS_MATRIX_REGISTERS, reason="this processor has no matrix registers"
