@@ -74,7 +74,14 @@ def with_norm(case: Case, rng: torch.Generator) -> Case:
     return replace(case, norm=QkNorm(q_norm_D=weight_2D[0], k_norm_D=weight_2D[1], eps=EPS))
 
 
-_HEADS = [(32, 32, False), (64, 64, True), (64, 32, True), (96, 24, False), (80, 80, True)]
+_HEADS = [
+    (32, 32, False),
+    (128, 128, False),
+    (64, 64, True),
+    (64, 32, True),
+    (96, 24, False),
+    (80, 80, True),
+]
 """D, R, and whether q and k are normalised."""
 
 
