@@ -10,7 +10,7 @@ correct), `cpu/` (Numba) and `gpu/` (Triton). `dispatch.py` hands out a filled `
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -219,6 +219,56 @@ class MlpBlock(Protocol):
     def __call__(self, x_TE: Tensor, residual_TE: Tensor) -> Tensor: ...
 
 
+class LayerProgress(Protocol):
+    """Whoever wants to know how much of a step is in the pool: transfers follow it."""
+
+    def __call__(self, num_layers: int) -> None:
+        """The K and V of the first `num_layers` layers are written."""
+        ...
+
+    def word(self) -> tuple[int, int]:
+        """(address of an aligned int64, what it holds while no layer is written), for code that
+        cannot call Python: it stores that number plus `num_layers` instead, releasing what it wrote
+        before. Address 0: nobody looks."""
+        ...
+
+
+class NoProgress:
+    """The `LayerProgress` of a model that nobody follows."""
+
+    def __call__(self, num_layers: int) -> None:
+        pass
+
+    def word(self) -> tuple[int, int]:
+        return 0, 0
+
+
+class LayerStack(Protocol):
+    """Decoder layers in a row, up to the MLP of the last one, which is not computed.
+
+    residual_TE, contiguous, is changed in place; y_TE is what the last layer's attention gives its
+    MLP. Layer l keeps its K and V in pool_BL2KPD[:, l].
+    """
+
+    def __call__(
+        self,
+        residual_TE: Tensor,
+        pool_BL2KPD: Tensor,
+        rope: RopeStep,
+        batch: RaggedBatch,
+        progress: LayerProgress,
+    ) -> Tensor: ...
+
+
+LayerBlocks = tuple[AttentionBlock, MlpBlock]
+
+
+def never_stacked(layers: Sequence[LayerBlocks]) -> LayerStack | None:
+    """The answer of a backend that runs block after block."""
+    del layers
+    return None
+
+
 @dataclass(frozen=True)
 class Ops:
     """One implementation of every operation. Every tensor lives on the same device.
@@ -241,6 +291,10 @@ class Ops:
     pack_mlp: Callable[[MlpWeights], MlpBlock]
     """Takes the weights over. Equals add_rms_norm, a linear, silu_mul and a linear, but may round
     less between them."""
+
+    stack_layers: Callable[[Sequence[LayerBlocks]], LayerStack | None]
+    """All layers of a model that is on one rank as one operation, which gives the bits that they give
+    one by one; None if the backend does not join these. They come from this `Ops`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x_TE, weight_E, eps) -> y_TE = x / sqrt(mean(x^2) + eps) * weight. New tensor.

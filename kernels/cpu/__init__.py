@@ -14,6 +14,7 @@ from pageray.kernels.cpu.blocks import (
 )
 from pageray.kernels.cpu.copy_blocks import copy_blocks
 from pageray.kernels.cpu.draw_uniform import draw_uniform
+from pageray.kernels.cpu.layer_stack import stack_layers
 from pageray.kernels.cpu.linear import pack_linear, pack_linear_int8
 from pageray.kernels.cpu.paged_attention import paged_attention
 from pageray.kernels.cpu.penalties import apply_penalties
@@ -31,6 +32,7 @@ OPS = Ops(
     pack_linear=pack_linear,
     pack_attention=pack_attention,
     pack_mlp=pack_mlp,
+    stack_layers=stack_layers,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope_write_kv=rope_write_kv,

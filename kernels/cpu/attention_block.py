@@ -16,7 +16,13 @@ from torch import Tensor
 from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
 from pageray.kernels.cpu.attention_plan import AttentionPlan, Query
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
+from pageray.kernels.cpu.matmul import (
+    Panels,
+    addresses_of,
+    kind_of,
+    multiply_units,
+    panels_of,
+)
 from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, pointer, require_shape
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
@@ -37,17 +43,45 @@ from pageray.kernels.cpu.rope_write_kv import (
     move_tokens,
     norm_arguments,
 )
-from pageray.kernels.ops import AttentionBlock, AttentionWeights, RaggedBatch, RopeStep
+from pageray.kernels.ops import AttentionWeights, RaggedBatch, RopeStep
 
+AttentionAddresses = tuple[int, int, int, int, int, int, int, int, int, int]
+"""Of the norm, of qkv and of o (as `addresses_of` has them), of q's norm, k's norm and the sinks."""
 
-def fused_attention(weights: AttentionWeights, pack: Pack) -> AttentionBlock:
-    """The block on panels that `pack` makes. Raises ValueError if shapes do not fit, and for KV
-    scales other than 1."""
-    return _FusedAttention(weights, pack)
+StepPointers = tuple[Pointer, Pointer, Pointer, Pointer]
+"""To positions, slots, cosines and sines, block tables."""
+
+AttentionArguments = tuple[
+    Pointer,
+    Pointer,
+    tuple[int, int, float],
+    Panels,
+    Panels,
+    Heads,
+    Pointer,
+    PageLayout,
+    StepPointers,
+    Table,
+    Pointer,
+    Pointer,
+    Norm,
+    Query,
+    Array,
+    Array,
+    Array,
+    int,
+    OutputShape,
+    Rows,
+    Rows,
+    tuple[int, int],
+    Pointer,
+    tuple[int, int],
+]
+"""Those of `run_attention`, by its names, all but x."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Step:
+class AttentionStep:
     """What all layers of a step with the same options share."""
 
     layout: PageLayout
@@ -69,7 +103,10 @@ class _Step:
         return qkv.data_ptr(), heads.data_ptr()
 
 
-class _FusedAttention:
+class FusedAttention:
+    """The block on panels that `pack` makes. Raises ValueError if shapes do not fit, and for KV
+    scales other than 1."""
+
     def __init__(self, weights: AttentionWeights, pack: Pack) -> None:
         options, head_dim = weights.options, weights.head_dim
         require_unscaled(options.k_scale, options.v_scale)
@@ -94,6 +131,35 @@ class _FusedAttention:
             sinks_address(options.sinks_H, self._num_heads),
         )
 
+    @property
+    def width(self) -> int:
+        """E."""
+        return self._qkv.num_inputs
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for layers that differ in nothing but the numbers of their weights."""
+        options, qk_norm = self._options, self._qk_norm
+        return (
+            *map(kind_of, self._panels),
+            self._heads,
+            (options.scale, options.window, options.softcap, options.sinks_H is not None),
+            (self._norm_E.dtype, self._eps),
+            (None, 0.0) if qk_norm is None else (qk_norm.q_norm_D.dtype, qk_norm.eps),
+        )
+
+    @property
+    def addresses(self) -> AttentionAddresses:
+        q_norm_at, k_norm_at, _ = self._norm_args
+        return (
+            self._norm_E.data_ptr(),
+            *addresses_of(self._panels[0]),
+            *addresses_of(self._panels[1]),
+            q_norm_at[0],
+            k_norm_at[0],
+            self._out_shape[2],
+        )
+
     def __call__(
         self,
         x_TE: Tensor | None,
@@ -103,11 +169,18 @@ class _FusedAttention:
         batch: RaggedBatch,
     ) -> Tensor:
         check_residual(x_TE, residual_TE, self._qkv.num_inputs)
-        step = self._step(residual_TE, kv_B2KPD, rope, batch)
+        step = self.step(residual_TE, kv_B2KPD, rope, batch)
         y_TE = torch.empty(residual_TE.shape, dtype=residual_TE.dtype)
+        x_address = 0 if x_TE is None else x_TE.data_ptr()
+        run_attention(x_address, *self.arguments(step, residual_TE, kv_B2KPD, y_TE))
+        return y_TE
+
+    def arguments(
+        self, step: AttentionStep, residual_TE: Tensor, kv_B2KPD: Tensor, y_TE: Tensor
+    ) -> AttentionArguments:
+        """What `run_attention` takes after the address of x; the caller keeps all of it alive."""
         num_rows, width = residual_TE.shape
-        _attention(
-            0 if x_TE is None else x_TE.data_ptr(),
+        return (
             pointer(residual_TE),
             pointer(self._norm_E),
             (num_rows, width, self._eps),
@@ -130,11 +203,10 @@ class _FusedAttention:
             pointer(y_TE),
             (num_threads(residual_TE.numel()), all_threads()),
         )
-        return y_TE
 
-    def _step(
+    def step(
         self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
-    ) -> _Step:
+    ) -> AttentionStep:
         """Checked and worked out by the first layer of a step, and kept with the batch."""
         options = self._options
         key = (
@@ -149,11 +221,11 @@ class _FusedAttention:
         if step is None:
             step = self._new_step(residual_TE, kv_B2KPD, rope, batch)
             batch.memo[key] = step
-        return cast("_Step", step)
+        return cast("AttentionStep", step)
 
     def _new_step(
         self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
-    ) -> _Step:
+    ) -> AttentionStep:
         layout = page_layout(kv_B2KPD)
         num_rows = residual_TE.shape[0]
         num_kv_heads, head_dim = kv_B2KPD.shape[2], kv_B2KPD.shape[4]
@@ -167,7 +239,7 @@ class _FusedAttention:
         check_rope_step(rope, kv_B2KPD, num_rows)
         group = self._num_heads // num_kv_heads
         options = self._options
-        return _Step(
+        return AttentionStep(
             layout=layout,
             plan=planned(batch, kv_B2KPD, group, options.window),
             query=(
@@ -194,7 +266,7 @@ class _FusedAttention:
 
 
 @jit_threaded
-def _attention(
+def run_attention(
     x_address: int,
     residual_at: Pointer,
     norm_at: Pointer,
@@ -204,7 +276,7 @@ def _attention(
     heads: Heads,
     kv_at: Pointer,
     layout: PageLayout,
-    step: tuple[Pointer, Pointer, Pointer, Pointer],
+    step: StepPointers,
     table: Table,
     q_norm_at: Pointer,
     k_norm_at: Pointer,

@@ -58,6 +58,24 @@ def panels_of(weight: PackedWeight) -> Panels:
     )
 
 
+def addresses_of(panels: Panels) -> tuple[int, int, int]:
+    """Of the panels, their scale and their bias: all that differs between weights of one shape."""
+    return panels[0], panels[5], panels[6]
+
+
+def kind_of(panels: Panels) -> tuple[object, ...]:
+    """All the rest, to be compared."""
+    return (panels[1].dtype, *panels[2:5], panels[7])
+
+
+@jit
+def at_addresses(panels: Panels, addresses: Array, first: int) -> Panels:
+    """Panels of the same kind elsewhere: `addresses_of` them from element `first` on."""
+    _, cell, row_bytes, depth, num_outputs, _, _, num_parts = panels
+    w, scale, bias = addresses[first], addresses[first + 1], addresses[first + 2]
+    return w, cell, row_bytes, depth, num_outputs, scale, bias, num_parts
+
+
 def multiply(x_TE: Tensor, weight: PackedWeight, panels: Panels) -> Tensor:
     """A new contiguous [T, O] tensor of x's dtype; sums run in float32 and are rounded once.
 

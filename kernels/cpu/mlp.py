@@ -14,23 +14,43 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import Panels, multiply_units, panels_of
+from pageray.kernels.cpu.matmul import (
+    Panels,
+    addresses_of,
+    kind_of,
+    multiply_units,
+    panels_of,
+)
 from pageray.kernels.cpu.memory import Pointer, pointer
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
 from pageray.kernels.cpu.tile_product import HALF_PANEL
-from pageray.kernels.ops import MlpBlock, MlpWeights
+from pageray.kernels.ops import MlpWeights
+
+MlpAddresses = tuple[int, int, int, int, int, int, int]
+"""Of the norm, of gate and up, and of down (as `addresses_of` has them)."""
+
+MlpArguments = tuple[
+    Pointer,
+    Pointer,
+    tuple[int, int, float],
+    Panels,
+    Panels,
+    Rows,
+    Rows,
+    Pointer,
+    tuple[int, int],
+]
+"""Those of `run_mlp`, by its names, all but x."""
 
 
-def fused_mlp(weights: MlpWeights, pack: Pack) -> MlpBlock:
+class FusedMlp:
     """The block on panels that `pack` makes. Raises ValueError if shapes do not fit."""
-    return _FusedMlp(_interleaved(weights), pack)
 
-
-class _FusedMlp:
     def __init__(self, weights: MlpWeights, pack: Pack) -> None:
+        weights = _interleaved(weights)
         self._norm_E, self._eps = weights.norm_E, weights.eps
         self._gate_up = pack(weights.gate_up_2IE, weights.gate_up_bias_2I)
         self._down = pack(weights.down_EI, weights.down_bias_E)
@@ -38,11 +58,22 @@ class _FusedMlp:
 
     def __call__(self, x_TE: Tensor, residual_TE: Tensor) -> Tensor:
         check_residual(x_TE, residual_TE, self._gate_up.num_inputs)
-        num_rows, width = residual_TE.shape
         y_TE = torch.empty(residual_TE.shape, dtype=residual_TE.dtype)
-        normed, hidden = Operand(num_rows, self._gate_up), Operand(num_rows, self._down)
-        _mlp(
-            x_TE.data_ptr(),
+        operands = self.operands(residual_TE.shape[0])
+        run_mlp(x_TE.data_ptr(), *self.arguments(operands, residual_TE, y_TE))
+        return y_TE
+
+    def operands(self, num_rows: int) -> tuple[Operand, Operand]:
+        """Room for what gate and up read, and for what down does."""
+        return Operand(num_rows, self._gate_up), Operand(num_rows, self._down)
+
+    def arguments(
+        self, operands: tuple[Operand, Operand], residual_TE: Tensor, y_TE: Tensor
+    ) -> MlpArguments:
+        """What `run_mlp` takes after the address of x; the caller keeps all of it alive."""
+        normed, hidden = operands
+        num_rows, width = residual_TE.shape
+        return (
             pointer(residual_TE),
             pointer(self._norm_E),
             (num_rows, width, self._eps),
@@ -52,7 +83,16 @@ class _FusedMlp:
             pointer(y_TE),
             (num_threads(residual_TE.numel()), all_threads()),
         )
-        return y_TE
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for layers that differ in nothing but the numbers of their weights."""
+        return *map(kind_of, self._panels), self._norm_E.dtype, self._eps
+
+    @property
+    def addresses(self) -> MlpAddresses:
+        gate_up, down = self._panels
+        return self._norm_E.data_ptr(), *addresses_of(gate_up), *addresses_of(down)
 
 
 def _interleaved(weights: MlpWeights) -> MlpWeights:
@@ -87,7 +127,7 @@ def _rows_or_zero(x: Tensor, order: Tensor) -> Tensor:
 
 
 @jit_threaded
-def _mlp(
+def run_mlp(
     x_address: int,
     residual_at: Pointer,
     norm_at: Pointer,

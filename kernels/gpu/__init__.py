@@ -16,7 +16,7 @@ from pageray.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from pageray.kernels.gpu.rope_write_kv import rope_write_kv
 from pageray.kernels.gpu.sample import sample
 from pageray.kernels.gpu.silu_mul import silu_mul
-from pageray.kernels.ops import Ops
+from pageray.kernels.ops import Ops, never_stacked
 
 __all__ = ["OPS", "gather_pages", "scatter_pages"]
 
@@ -34,6 +34,7 @@ OPS = Ops(
     pack_linear=pack_linear,
     pack_attention=_BLOCKS.pack_attention,
     pack_mlp=_BLOCKS.pack_mlp,
+    stack_layers=never_stacked,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope_write_kv=rope_write_kv,

@@ -1,7 +1,7 @@
 """Every operation in plain torch: the definition of correct, on any device."""
 
 from pageray.kernels.composed_blocks import Operations
-from pageray.kernels.ops import Ops
+from pageray.kernels.ops import Ops, never_stacked
 from pageray.kernels.reference.copy_blocks import copy_blocks
 from pageray.kernels.reference.draw_uniform import draw_uniform
 from pageray.kernels.reference.gather_pages import gather_pages, scatter_pages
@@ -29,6 +29,7 @@ OPS = Ops(
     pack_linear=pack_linear,
     pack_attention=_BLOCKS.pack_attention,
     pack_mlp=_BLOCKS.pack_mlp,
+    stack_layers=never_stacked,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
     rope_write_kv=rope_write_kv,

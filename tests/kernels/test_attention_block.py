@@ -4,75 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_cases import PagedCase, PagedShape, assert_near, paged_case
+from kernel_cases import assert_near
+from layer_cases import attention_weights, case_of, random_rows, rope_of
 from pageray.kernels import reference
-from pageray.kernels.ops import AttentionOptions, AttentionWeights, Ops, QkNorm, RopeStep
-
-WIDTH = 40
-# Decodes, chunks and whole prompts; two decodes that share their first blocks (see below).
-MIXED = ((1, 1), (15, 1), (17, 17), (97, 1), (90, 1), (33, 3))
-
-
-def case_of(
-    generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32
-) -> PagedCase:
-    """32 dims a head, 6 heads on 2; sequences 3 and 4 begin with the same 80 tokens."""
-    case = paged_case(PagedShape(sequences=MIXED), generator=generator, dtype=dtype, device=device)
-    case.batch.block_tables_SN[4, :5] = case.batch.block_tables_SN[3, :5]
-    return case
-
-
-def weights_of(
-    generator: torch.Generator,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    *,
-    is_full: bool,
-) -> AttentionWeights:
-    """Plain, or with every bias, norm and option there is."""
-
-    def random(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(device=device, dtype=dtype)
-
-    options = AttentionOptions(scale=0.2)
-    if is_full:
-        sinks_H = torch.randn(6, generator=generator).to(device)
-        options = AttentionOptions(scale=0.2, window=50, softcap=5.0, sinks_H=sinks_H)
-    return AttentionWeights(
-        norm_E=random(WIDTH),
-        eps=1e-5,
-        qkv_OE=random(10 * 32, WIDTH) / WIDTH**0.5,
-        qkv_bias_O=random(10 * 32) if is_full else None,
-        qk_norm=QkNorm(q_norm_D=random(32), k_norm_D=random(32), eps=1e-6) if is_full else None,
-        o_EO=random(WIDTH, 6 * 32) / 14,
-        o_bias_E=random(WIDTH) if is_full else None,
-        head_dim=32,
-        options=options,
-    )
-
-
-def rope_of(case: PagedCase) -> RopeStep:
-    """The slots that the batch's tables give its queries."""
-    positions: list[int] = []
-    slots: list[int] = []
-    for table, (length, num_queries) in zip(case.batch.block_tables_SN, MIXED, strict=True):
-        for position in range(length - num_queries, length):
-            positions.append(position)
-            slots.append(int(table[position // 16]) * 16 + position % 16)
-    device = case.q_THD.device
-    angles = torch.outer(torch.arange(100.0), 10.0 ** -torch.linspace(0, 4, 16))
-    return RopeStep(
-        positions_T=torch.tensor(positions, device=device),
-        cos_sin_LD=torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
-        slot_mapping_T=torch.tensor(slots, device=device),
-    )
-
-
-def random_rows(
-    generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    num_tokens = sum(num_queries for _, num_queries in MIXED)
-    return torch.randn(num_tokens, WIDTH, generator=generator).to(device=device, dtype=dtype)
+from pageray.kernels.ops import AttentionOptions, Ops
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -81,7 +16,7 @@ def test_block_equals_the_operations_one_by_one(
     ops: Ops, device: torch.device, rng: torch.Generator, is_full: bool, is_first: bool
 ) -> None:
     case = case_of(rng, device)
-    weights, rope = weights_of(rng, device, is_full=is_full), rope_of(case)
+    weights, rope = attention_weights(rng, device, is_full=is_full), rope_of(case)
     x_TE = None if is_first else random_rows(rng, device)
     residual_TE = random_rows(rng, device)
     results: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -101,7 +36,7 @@ def test_layers_of_a_step_share_what_they_work_out(rng: torch.Generator) -> None
     cpu_device = torch.device("cpu")
     case = case_of(rng, cpu_device)
     rope, residual_TE = rope_of(case), random_rows(rng, cpu_device)
-    weights = weights_of(rng, cpu_device, is_full=False)
+    weights = attention_weights(rng, cpu_device, is_full=False)
     windowed = dataclasses.replace(weights, options=AttentionOptions(scale=0.2, window=9))
     for layer in (weights, windowed, weights):
         fresh = dataclasses.replace(case.batch)
@@ -120,7 +55,7 @@ def test_cpu_block_in_16_bits(rng: torch.Generator, low: torch.dtype) -> None:
 
     device = torch.device("cpu")
     case = case_of(rng, device, low)
-    weights, rope = weights_of(rng, device, low, is_full=True), rope_of(case)
+    weights, rope = attention_weights(rng, device, low, is_full=True), rope_of(case)
     x_TE, residual_TE = random_rows(rng, device, low), random_rows(rng, device, low)
     pool = case.pool.clone()
     twin_residual_TE = residual_TE.clone()
@@ -138,7 +73,7 @@ def test_cpu_block_refuses_what_does_not_fit(rng: torch.Generator) -> None:
 
     device = torch.device("cpu")
     case = case_of(rng, device)
-    weights, rope = weights_of(rng, device, is_full=False), rope_of(case)
+    weights, rope = attention_weights(rng, device, is_full=False), rope_of(case)
     residual_TE = random_rows(rng, device)
     narrow = dataclasses.replace(weights, qkv_OE=weights.qkv_OE[:-32])
     with pytest.raises(ValueError, match="288 outputs; 6 query heads and 2 KV heads of 32"):

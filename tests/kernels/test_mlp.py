@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernel_cases import assert_near
+from layer_cases import mlp_weights
 from pageray.kernels import reference
 from pageray.kernels.ops import MlpWeights, Ops
 
@@ -10,34 +11,12 @@ HIDDEN = (1, 8, 37)
 NUM_TOKENS = (0, 1, 9, 31)
 
 
-def weights_of(
-    num_hidden: int,
-    width: int,
-    *,
-    generator: torch.Generator,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-    has_bias: bool = False,
-) -> MlpWeights:
-    def random(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator).to(device=device, dtype=dtype)
-
-    return MlpWeights(
-        norm_E=random(width),
-        eps=1e-5,
-        gate_up_2IE=random(2 * num_hidden, width),
-        gate_up_bias_2I=random(2 * num_hidden) if has_bias else None,
-        down_EI=random(width, num_hidden) / num_hidden**0.5,
-        down_bias_E=random(width) if has_bias else None,
-    )
-
-
 @pytest.mark.parametrize("num_hidden", HIDDEN)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_mlp_equals_the_operations_one_by_one(
     ops: Ops, device: torch.device, rng: torch.Generator, num_hidden: int, has_bias: bool
 ) -> None:
-    weights = weights_of(num_hidden, 24, generator=rng, device=device, has_bias=has_bias)
+    weights = mlp_weights(num_hidden, 24, generator=rng, device=device, has_bias=has_bias)
     mlp, twin = ops.pack_mlp(weights), reference.OPS.pack_mlp(weights)
     for num_tokens in NUM_TOKENS:
         x_TE = torch.randn(num_tokens, 24, generator=rng).to(device)
@@ -51,7 +30,7 @@ def test_mlp_equals_the_operations_one_by_one(
 def test_cpu_mlp_rounds_at_the_end_only(rng: torch.Generator, low: torch.dtype) -> None:
     from pageray.kernels import cpu
 
-    weights = weights_of(32, 24, generator=rng, dtype=low)
+    weights = mlp_weights(32, 24, generator=rng, dtype=low)
     exact = MlpWeights(
         norm_E=weights.norm_E.double(),
         eps=weights.eps,
@@ -74,7 +53,7 @@ def test_cpu_mlp_of_a_wide_layer_runs_on_all_threads(rng: torch.Generator) -> No
     """Large enough for several threads, blocks of rows and units of panels."""
     from pageray.kernels import cpu
 
-    weights = weights_of(700, 1000, generator=rng)
+    weights = mlp_weights(700, 1000, generator=rng)
     x_TE = torch.randn(150, 1000, generator=rng)
     mlp, twin = cpu.OPS.pack_mlp(weights), reference.OPS.pack_mlp(weights)
     y_TE, expected_TE = mlp(x_TE, x_TE.clone()), twin(x_TE, x_TE.clone())
@@ -85,7 +64,7 @@ def test_cpu_mlp_of_a_wide_layer_runs_on_all_threads(rng: torch.Generator) -> No
 def test_int8_mlp_is_near(rng: torch.Generator) -> None:
     from pageray.kernels import cpu
 
-    weights = weights_of(96, 64, generator=rng)
+    weights = mlp_weights(96, 64, generator=rng)
     x_TE = torch.randn(7, 64, generator=rng)
     y_TE = cpu.INT8_OPS.pack_mlp(weights)(x_TE, x_TE.clone())
     expected_TE = reference.OPS.pack_mlp(weights)(x_TE, x_TE.clone())
@@ -108,7 +87,7 @@ def test_cpu_mlp_refuses_what_does_not_fit(rng: torch.Generator) -> None:
                 down_bias_E=None,
             )
         )
-    mlp = cpu.OPS.pack_mlp(weights_of(4, 8, generator=rng))
+    mlp = cpu.OPS.pack_mlp(mlp_weights(4, 8, generator=rng))
     with pytest.raises(ValueError, match=r"residual has shape \(2, 7\)"):
         mlp(torch.zeros(2, 7), torch.zeros(2, 7))
     with pytest.raises(ValueError, match=r"x has shape \(3, 8\)"):

@@ -4,7 +4,7 @@ A graph repeats its launches with the same grids and addresses, so it takes step
 one query per sequence, padded to the next captured number of sequences. Everything else, prefill
 above all, goes to the eager runner.
 
-Nothing in Python runs during a replay, so the model's `on_layer_written` is not called: whoever
+Nothing in Python runs during a replay, so the model's `LayerProgress` is not told: whoever
 waits for single layers sees all of them at once, when the rank acknowledges the step.
 """
 

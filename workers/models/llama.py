@@ -3,15 +3,23 @@
 Shape suffixes as in `pageray.kernels.ops`; L is the number of layers.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pageray.cluster.head_partition import RankShard
-from pageray.kernels.ops import Ops, RaggedBatch, RopeStep
+from pageray.kernels.ops import (
+    LayerProgress,
+    LayerStack,
+    MlpBlock,
+    NoProgress,
+    Ops,
+    RaggedBatch,
+    RopeStep,
+)
 from pageray.workers.models.decoder_layer import DecoderLayer, load_layer
+from pageray.workers.models.layer_loop import LayerLoop
 from pageray.workers.models.rope import cos_sin_table
 from pageray.workers.models.spec import ModelSpec
 from pageray.workers.models.vocab_parallel import (
@@ -31,23 +39,26 @@ class LlamaModel:
         spec: ModelSpec,
         *,
         embedding: VocabParallelEmbedding,
-        layers: tuple[DecoderLayer, ...],
+        layers: LayerStack,
+        last_mlp: MlpBlock,
         final_norm_E: Tensor,
         head: VocabParallelHead,
         cos_sin_LD: Tensor,
         tp: TensorParallelGroup,
         ops: Ops,
-        on_layer_written: Callable[[int], None],
+        progress: LayerProgress,
     ) -> None:
+        """`layers`: all of them but the MLP of the last one, which is `last_mlp`."""
         self.spec = spec
         self._embedding = embedding
         self._layers = layers
+        self._last_mlp = last_mlp
         self._final_norm_E = final_norm_E
         self._head = head
         self._cos_sin_LD = cos_sin_LD
         self._tp = tp
         self._ops = ops
-        self._on_layer_written = on_layer_written
+        self._progress = progress
 
     @torch.inference_mode()
     def forward(  # noqa: PLR0917  # one step's six tensors, in the order they are used
@@ -69,27 +80,21 @@ class LlamaModel:
         # A captured graph has refilled the batch's tensors since its last step.
         batch.memo.clear()
         all_reduce = self._tp.all_reduce
-        kv_layers = pool.unbind(1)
         rope = RopeStep(
             positions_T=positions_T, cos_sin_LD=self._cos_sin_LD, slot_mapping_T=slot_mapping_T
         )
         residual_TE = self._embedding(token_ids_T)
-        x_TE = None
-        for index, layer in enumerate(self._layers):
-            x_TE = layer.attention(x_TE, residual_TE, kv_layers[index], rope, batch)
-            self._on_layer_written(index + 1)
-            if layer is self._layers[-1]:
-                # All KV is written: from here on only the rows whose logits are asked for matter.
-                if logit_rows_R.shape[0] == 0:
-                    return self._no_logits(pool.device)
-                x_TE = x_TE.index_select(0, logit_rows_R)
-                residual_TE = residual_TE.index_select(0, logit_rows_R)
-            all_reduce(x_TE)
-            x_TE = layer.mlp(x_TE, residual_TE)
-            all_reduce(x_TE)
-        assert x_TE is not None, "a model has layers"
+        x_TE = self._layers(residual_TE, pool, rope, batch, self._progress)
+        # All KV is written: from here on only the rows whose logits are asked for matter.
+        if logit_rows_R.shape[0] == 0:
+            return self._no_logits(pool.device)
+        x_RE = x_TE.index_select(0, logit_rows_R)
+        residual_RE = residual_TE.index_select(0, logit_rows_R)
+        all_reduce(x_RE)
+        x_RE = self._last_mlp(x_RE, residual_RE)
+        all_reduce(x_RE)
         return self._head(
-            self._ops.add_rms_norm(x_TE, residual_TE, self._final_norm_E, self.spec.rms_norm_eps)
+            self._ops.add_rms_norm(x_RE, residual_RE, self._final_norm_E, self.spec.rms_norm_eps)
         )
 
     def _no_logits(self, device: torch.device) -> Tensor | None:
@@ -108,13 +113,12 @@ def load_model(
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
-    on_layer_written: Callable[[int], None] = lambda num_layers: None,
+    progress: LayerProgress | None = None,
 ) -> LlamaModel:
     """Read rank `tp.rank`'s weights from `folder`, cast to `dtype`, onto `device`.
 
     `shard` is that rank's entry of `partition_heads(spec.num_heads, spec.num_kv_heads, tp.size)`.
-    `on_layer_written` is called in each step with the number of layers whose KV is in the pool.
-    Raises `ModelLoadError` for weights that are missing, damaged or not of the spec's shapes.
+    `progress` follows each step's layers. Raises `ModelLoadError` for weights that are missing, damaged or not of the spec's shapes.
     """
     with Checkpoint(folder, dtype, device) as checkpoint:
         embedding, head = load_vocabulary(checkpoint, spec, tp, ops)
@@ -127,11 +131,20 @@ def load_model(
     return LlamaModel(
         spec,
         embedding=embedding,
-        layers=layers,
+        layers=_joined(layers, tp, ops),
+        last_mlp=layers[-1].mlp,
         final_norm_E=final_norm_E,
         head=head,
         cos_sin_LD=cos_sin_LD,
         tp=tp,
         ops=ops,
-        on_layer_written=on_layer_written,
+        progress=progress or NoProgress(),
     )
+
+
+def _joined(layers: tuple[DecoderLayer, ...], tp: TensorParallelGroup, ops: Ops) -> LayerStack:
+    """One operation where no rank waits for another between the layers and `ops` has one."""
+    stack = None
+    if tp.size == 1:
+        stack = ops.stack_layers([(layer.attention, layer.mlp) for layer in layers])
+    return stack or LayerLoop(layers, tp.all_reduce)

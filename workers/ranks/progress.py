@@ -4,6 +4,7 @@ Rank 0's answer to a step does not say that the other ranks have written their p
 Whoever reads or reuses pages from outside the step loop (transfers) looks here first.
 """
 
+import ctypes
 import mmap
 import os
 import threading
@@ -19,6 +20,28 @@ _FIRST_POLL_S = 20e-6
 _LAST_POLL_S = 2e-3
 
 
+class StepProgress:
+    """One rank's step on a board, as `pageray.kernels.ops.LayerProgress` has it."""
+
+    def __init__(self, board: "ProgressBoard", rank: int) -> None:
+        self._board = board
+        self._rank = rank
+        self._step_id = 0
+
+    def begin(self, step_id: int) -> None:
+        self._step_id = step_id
+
+    def __call__(self, num_layers: int) -> None:
+        self._board.layers_written(self._rank, self._step_id, num_layers)
+
+    def word(self) -> tuple[int, int]:
+        return self._board.word(self._rank, self._step_id)
+
+    def end(self) -> None:
+        """All of the step is written."""
+        self._board.step_written(self._rank, self._step_id)
+
+
 class ProgressBoard:
     """One word per rank: (step, layers of it whose KV is written). Steps only grow.
 
@@ -31,6 +54,8 @@ class ProgressBoard:
         self._size = size
         self._mapping = mmap.mmap(memfd, size * _WORD_BYTES)
         self._words = memoryview(self._mapping).cast("Q")
+        # The address outlives the view, which would keep the mapping from being closed.
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -52,6 +77,11 @@ class ProgressBoard:
     def layers_written(self, rank: int, step_id: int, num_layers: int) -> None:
         """`rank` has written the KV of the first `num_layers` layers of a step."""
         self._words[rank * _WORD_BYTES // 8] = step_id << _LAYER_BITS | num_layers
+
+    def word(self, rank: int, step_id: int) -> tuple[int, int]:
+        """(address of the rank's word, what it holds before the step's first layer is written); for
+        compiled code, which adds the number of layers. Good until `close`."""
+        return self._address + rank * _WORD_BYTES, step_id << _LAYER_BITS
 
     def step_written(self, rank: int, step_id: int) -> None:
         self.layers_written(rank, step_id, _ALL_LAYERS)

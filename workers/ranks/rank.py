@@ -23,7 +23,7 @@ from pageray.workers.ranks.cuda_budget import DeviceUse, pool_budget_bytes
 from pageray.workers.ranks.device import compute_dtype, kv_dtype, pick_ops
 from pageray.workers.ranks.made_up_steps import made_up_steps
 from pageray.workers.ranks.messages import RankReport
-from pageray.workers.ranks.progress import ProgressBoard
+from pageray.workers.ranks.progress import ProgressBoard, StepProgress
 from pageray.workers.sampler import Sampler
 from pageray.workers.sequence_store import SequenceStore, StoredSequence
 from pageray.workers.step_inputs import build_step_inputs
@@ -54,8 +54,7 @@ class Rank:
         self._folder = folder
         self._device = device
         self._tp = tp
-        self._progress = progress
-        self._step_id = 0
+        self._progress = StepProgress(progress, tp.rank)
         self._spec = ModelSpec.from_folder(folder)
         self._dtype = compute_dtype(config, self._spec, device)
         self._kv_dtype = kv_dtype(config, self._dtype, device)
@@ -94,7 +93,8 @@ class Rank:
                 ops=self._ops,
                 dtype=self._dtype,
                 device=self._device,
-                on_layer_written=self._layers_written,
+                # On CUDA a layer has only been launched when its call returns.
+                progress=self._progress if self._device.type == "cpu" else None,
             )
             kernels.result()
         return RankReport(
@@ -165,18 +165,13 @@ class Rank:
         whoever reads pages from outside asks the progress board.
         """
         self._store.apply(plan)
-        self._step_id = plan.step_id
+        self._progress.begin(plan.step_id)
         result = self._run(plan)
         if self._device.type == "cuda":
             # Only rank 0 has waited for the device, for the tokens.
             torch.cuda.current_stream(self._device).synchronize()
-        self._progress.step_written(self._tp.rank, plan.step_id)
+        self._progress.end()
         return result
-
-    def _layers_written(self, num_layers: int) -> None:
-        # On CUDA the layer has only been launched.
-        if self._device.type == "cpu":
-            self._progress.layers_written(self._tp.rank, self._step_id, num_layers)
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
@@ -208,8 +203,6 @@ class Rank:
         self._tp.close()
         if self._pool is not None:
             self._pool.close()
-        # The model knows this rank, for it calls back: without this only the garbage collector
-        # would find them, at a time of its own.
         self._model = self._pool = self._runner = None
 
     def _count_blocks(self) -> int:
