@@ -16,13 +16,7 @@ from torch import Tensor
 from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
 from pageray.kernels.cpu.attention_plan import AttentionPlan, Query
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import (
-    Panels,
-    addresses_of,
-    kind_of,
-    multiply_units,
-    panels_of,
-)
+from pageray.kernels.cpu.matmul import multiply_units
 from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, pointer, require_shape
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
@@ -33,6 +27,7 @@ from pageray.kernels.cpu.paged_attention import (
     sinks_address,
 )
 from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
+from pageray.kernels.cpu.panels import Panels, addresses_of, kind_of, panels_of
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
 from pageray.kernels.cpu.rope_write_kv import (

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pageray.kernels.cpu.attention_block import AttentionArguments, FusedAttention, run_attention
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.matmul import at_addresses
 from pageray.kernels.cpu.memory import Array
 from pageray.kernels.cpu.mlp import FusedMlp, MlpArguments, run_mlp
+from pageray.kernels.cpu.panels import at_addresses
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.shared_words import store_release
 from pageray.kernels.ops import LayerBlocks, LayerProgress, LayerStack, RaggedBatch, RopeStep

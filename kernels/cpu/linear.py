@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from pageray.kernels.cpu.matmul import multiply, panels_of
+from pageray.kernels.cpu.matmul import multiply
 from pageray.kernels.cpu.packed_weight import PackedWeight, pack_weight, pack_weight_int8
+from pageray.kernels.cpu.panels import panels_of
 from pageray.kernels.ops import Linear
 
 

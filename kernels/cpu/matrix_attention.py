@@ -284,17 +284,14 @@ def _pair_values(runs_at: int, num_keys: int, head_dim: int, pairs_at: int) -> N
 
 @jit
 def _score(
-    runs_at: int, head_dim: int, q_address: int, width: int, scores_at: int, num_keys: int
+    runs_at: int, head_dim: int, q_at: int, width: int, scores_at: int, num_keys: int
 ) -> None:
     """scores = keys times queries, one register of keys at a time."""
     num_pairs = head_dim // 2
     runs = flat((runs_at, INDEX_CELL), 0)
-    q_at = (q_address, PAIR_CELL)
     for j in range(0, num_keys, REGISTER_ROWS):
         k_at, out_at = runs[j // REGISTER_ROWS], scores_at + 4 * j * width
-        matrix_product(
-            REGISTER_ROWS, width, k_at, num_pairs, 1, q_at, num_pairs, out_at, width, False
-        )
+        matrix_product(REGISTER_ROWS, width, k_at, num_pairs, q_at, num_pairs, out_at, width, False)
 
 
 @jit
@@ -317,10 +314,9 @@ def _add_values(
 ) -> None:
     """sums += weights times values."""
     for d in range(0, head_dim, PAIR_PANEL):
-        v_at = (pairs_at + 4 * d * _PAIRS, PAIR_CELL)
-        out_at = sums_at + 4 * d
+        v_at, out_at = pairs_at + 4 * d * _PAIRS, sums_at + 4 * d
         matrix_product(
-            width, PAIR_PANEL, turned_at, _PAIRS, 1, v_at, num_pairs, out_at, head_dim, True
+            width, PAIR_PANEL, turned_at, _PAIRS, v_at, num_pairs, out_at, head_dim, True
         )
 
 

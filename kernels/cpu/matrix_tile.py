@@ -6,7 +6,7 @@ and two of w meet in four of sums, so that each load serves two products: MAX_MA
 MAX_MATRIX_COLUMNS (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX).
 Every row's sum runs in the same order, whatever rows are beside it.
 
-Shapes: x_MPK bfloat16 with P parts that are summed, w_K2N pairs: element n of row k holds
+Shapes: x_MPK bfloat16 with P parts that are summed (`matrix_product`: one), w_K2N pairs: element n of row k holds
 w[2k, n] and w[2k + 1, n]; out_MN float32.
 """
 
@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pageray.kernels.cpu.memory import Cell, Pointer
+from pageray.kernels.cpu.memory import Cell
 from pageray.kernels.cpu.vectors import HOST_FEATURES, I64, LANES, declared, is_pair, loop, prefetch
 
 REGISTER_ROWS = 16
@@ -119,13 +119,32 @@ def _give_back(_: object) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class _Habit:
+class Habit:
     """Where a product's operands come from."""
 
     asks_for_weights: bool = False
     """They come from memory, whose own prefetching ends with a page."""
     rows_pass: bool = False
     """Rows of x come from the second-level cache and shall not push w out of the first."""
+
+
+@dataclass(frozen=True)
+class ProductValues:
+    """LLVM values: addresses in bytes; strides and depth in elements of 4 bytes."""
+
+    x_at: ir.Value
+    x_stride: ir.Value
+    part_stride: ir.Value
+    num_parts: ir.Value
+    w_at: ir.Value
+    depth: ir.Value
+    out_at: ir.Value
+    out_stride: ir.Value
+    adds: ir.Value
+
+
+Beside = Callable[[ir.Value], None]
+"""Emits other work for a step of a product, which begins at that pair."""
 
 
 class _Product:
@@ -137,19 +156,21 @@ class _Product:
         builder: Any,
         second_row: ir.Value | None,
         num_columns: int,
-        habit: _Habit,
-        args: tuple[ir.Value, ...],
+        values: ProductValues,
+        habit: Habit,
+        beside: Beside | None,
     ) -> None:
         self._builder = builder
         self._habit = habit
+        self._beside = beside
         self._rows = (_ZERO,) if second_row is None else (_ZERO, second_row)
-        x_at, x_stride, self._num_parts, w_at, self._depth, out_at, out_stride, self._adds = args
-        self._x = builder.inttoptr(x_at, _BYTES)
-        self._w = builder.inttoptr(w_at, _BYTES)
-        self._out = builder.inttoptr(out_at, _BYTES)
-        self._x_stride = self._times(x_stride, 4)
-        self._out_stride = self._times(out_stride, 4)
-        self._part_stride = self._times(self._depth, 4)
+        self._num_parts, self._depth, self._adds = values.num_parts, values.depth, values.adds
+        self._x = builder.inttoptr(values.x_at, _BYTES)
+        self._w = builder.inttoptr(values.w_at, _BYTES)
+        self._out = builder.inttoptr(values.out_at, _BYTES)
+        self._x_stride = self._times(values.x_stride, 4)
+        self._out_stride = self._times(values.out_stride, 4)
+        self._part_stride = self._times(values.part_stride, 4)
         self._num_columns = num_columns
         self._w_row_bytes = num_columns * _ROW_BYTES
         self._w_stride = ir.Constant(I64, self._w_row_bytes)
@@ -178,79 +199,106 @@ class _Product:
                 _call(self._builder, instruction, _register(number), at, self._out_stride)
 
     def _step(self, pair: ir.Value, _: object) -> list[ir.Value]:
-        """Load w for MATRIX_DEPTH inputs, and let every part of x meet it."""
+        """Multiply MATRIX_DEPTH inputs: w meets the first part of x as it is loaded, then the
+        others.
+
+        Loads are spread between the products, each as late as it can be: with all of them first,
+        a step takes a fifth longer (more so where x comes from the second-level cache).
+        """
         builder = self._builder
         w_at = builder.gep(self._w, [self._times(pair, self._w_row_bytes)])
         if self._habit.asks_for_weights:
             for line in range(0, _PAIRS * self._w_row_bytes, _LINE_BYTES):
                 prefetch(builder, w_at, _PREFETCH_BYTES + line)
-        for column, number in enumerate(_W[: self._num_columns]):
-            at = builder.gep(w_at, [ir.Constant(I64, column * _ROW_BYTES)])
-            _call(builder, "tileloadd64", _register(number), at, self._w_stride)
         x_at = builder.gep(self._x, [self._times(pair, 4)])
-        load_rows = "tileloaddt164" if self._habit.rows_pass else "tileloadd64"
+        self._meet(x_at, w_at)
 
         def meet(part: ir.Value, _: object) -> list[ir.Value]:
-            part_at = builder.gep(x_at, [builder.mul(part, self._part_stride)])
-            for row, x, all_sums in zip(self._rows, _X, _SUMS, strict=False):
-                at = builder.gep(part_at, [builder.mul(self._x_stride, row)])
-                _call(builder, load_rows, _register(x), at, self._x_stride)
-                for sums, w in list(zip(all_sums, _W, strict=True))[: self._num_columns]:
-                    _call(builder, "tdpbf16ps", _register(sums), _register(x), _register(w))
+            self._meet(builder.gep(x_at, [builder.mul(part, self._part_stride)]), None)
             return []
 
-        loop(builder, _ZERO, self._num_parts, 1, [], meet)
+        loop(builder, ir.Constant(I64, 1), self._num_parts, 1, [], meet)
+        if self._beside is not None:
+            self._beside(pair)
         return []
 
+    def _meet(self, x_at: ir.Value, w_at: ir.Value | None) -> None:
+        """Products of a part of x, and of w, which is loaded from an address or still there."""
+        self._load_rows(0, x_at)
+        columns = list(range(self._num_columns))
+        for column in columns:
+            if w_at is not None:
+                at = self._builder.gep(w_at, [ir.Constant(I64, column * _ROW_BYTES)])
+                _call(self._builder, "tileloadd64", _register(_W[column]), at, self._w_stride)
+            self._multiply(0, column)
+        if len(self._rows) > 1:
+            self._load_rows(1, x_at)
+            # Back: the register of w that was last used goes first.
+            for column in reversed(columns):
+                self._multiply(1, column)
 
-def _intrinsic_product(habit: _Habit) -> Any:
-    def typing(  # Numba passes arguments by position
-        _: object,
-        num_rows: types.Type,
-        num_columns: types.Type,
-        x_at: types.Type,
-        x_stride: types.Type,
-        num_parts: types.Type,
-        w_at: types.Type,
-        depth: types.Type,
-        out_at: types.Type,
-        out_stride: types.Type,
-        adds: types.Type,
-    ) -> tuple[Any, Any]:
-        signature: Any = cast("Any", types.void)(
-            num_rows, num_columns, x_at, x_stride, num_parts, w_at, depth, out_at, out_stride, adds
-        )
+    def _load_rows(self, index: int, x_at: ir.Value) -> None:
+        at = self._builder.gep(x_at, [self._builder.mul(self._x_stride, self._rows[index])])
+        instruction = "tileloaddt164" if self._habit.rows_pass else "tileloadd64"
+        _call(self._builder, instruction, _register(_X[index]), at, self._x_stride)
 
-        def lower(context: Any, builder: Any, _: Any, args: tuple[ir.Value, ...]) -> Any:
-            if HAS_MATRIX_REGISTERS:
-                rows, columns, x_at, x_stride, num_parts, w_at, *rest = args
-                values = (x_at, x_stride, num_parts, builder.extract_value(w_at, 0), *rest)
-                full = ir.Constant(I64, REGISTER_ROWS)
-                with builder.if_else(builder.icmp_signed("<=", rows, full)) as (one, two):
-                    with one:
-                        _emit(builder, None, columns, habit, values)
-                    with two:
-                        _emit(builder, builder.sub(rows, full), columns, habit, values)
-            return context.get_dummy_value()
-
-        return signature, lower
-
-    return intrinsic(typing)
+    def _multiply(self, row: int, column: int) -> None:
+        registers = (_SUMS[row][column], _X[row], _W[column])
+        _call(self._builder, "tdpbf16ps", *map(_register, registers))
 
 
-def _emit(
+def emit_product(
     builder: Any,
-    second_row: ir.Value | None,
-    columns: ir.Value,
-    habit: _Habit,
-    args: tuple[ir.Value, ...],
+    num_rows: ir.Value,
+    num_columns: int,
+    values: ProductValues,
+    habit: Habit | None = None,
+    beside: Beside | None = None,
 ) -> None:
-    is_narrow = builder.icmp_signed("<=", columns, ir.Constant(I64, REGISTER_COLUMNS))
-    with builder.if_else(is_narrow) as (narrow, wide):
-        with narrow:
-            _Product(builder, second_row, 1, habit, args).emit()
-        with wide:
-            _Product(builder, second_row, 2, habit, args).emit()
+    """Code for up to MAX_MATRIX_ROWS rows by so many registers of columns; `matrix_product` says
+    what it computes."""
+    habit = habit or Habit()
+    full = ir.Constant(I64, REGISTER_ROWS)
+    with builder.if_else(builder.icmp_signed("<=", num_rows, full)) as (one, two):
+        with one:
+            _Product(builder, None, num_columns, values, habit, beside).emit()
+        with two:
+            second_row = builder.sub(num_rows, full)
+            _Product(builder, second_row, num_columns, values, habit, beside).emit()
+
+
+def _matrix_product(  # Numba passes arguments by position
+    _: object,
+    num_rows: types.Type,
+    num_columns: types.Type,
+    x_at: types.Type,
+    x_stride: types.Type,
+    w_at: types.Type,
+    depth: types.Type,
+    out_at: types.Type,
+    out_stride: types.Type,
+    adds: types.Type,
+) -> tuple[Any, Any]:
+    signature: Any = cast("Any", types.void)(
+        num_rows, num_columns, x_at, x_stride, w_at, depth, out_at, out_stride, adds
+    )
+
+    def lower(context: Any, builder: Any, _: Any, args: tuple[ir.Value, ...]) -> Any:
+        if HAS_MATRIX_REGISTERS:
+            rows, columns, x_at, x_stride, w_at, depth, out_at, out_stride, adds = args
+            one = ir.Constant(I64, 1)
+            values = ProductValues(
+                x_at, x_stride, _ZERO, one, w_at, depth, out_at, out_stride, adds
+            )
+            is_narrow = builder.icmp_signed("<=", columns, ir.Constant(I64, REGISTER_COLUMNS))
+            with builder.if_else(is_narrow) as (narrow, wide):
+                with narrow:
+                    emit_product(builder, rows, 1, values)
+                with wide:
+                    emit_product(builder, rows, 2, values)
+        return context.get_dummy_value()
+
+    return signature, lower
 
 
 def _intrinsic_answer(holds: Callable[[Any], bool]) -> Any:
@@ -284,27 +332,15 @@ take_matrix_registers = cast("Callable[[int], None]", intrinsic(_take))
 give_back_matrix_registers = cast("Callable[[], None]", intrinsic(_give_back))
 """Leave them empty, so that the system need not keep them for this thread."""
 
-_MatrixProduct = Callable[[int, int, int, int, int, Pointer, int, int, int, bool], None]
+matrix_product = cast(
+    "Callable[[int, int, int, int, int, int, int, int, bool], None]", intrinsic(_matrix_product)
+)
+"""(num_rows, num_columns, x address, x stride, w address, depth, out address, out stride, adds).
 
-matrix_product = cast("_MatrixProduct", _intrinsic_product(_Habit()))
-"""(num_rows, num_columns, x address, x stride, num_parts, w pointer, depth, out address, out stride,
-adds).
-
-out[m, n] = (out[m, n] if it adds) + sum over parts p and k < depth of
-x[m, p, 2k] w[k, n][0] + x[m, p, 2k + 1] w[k, n][1], for n < num_columns, one register's or two
+out[m, n] = (out[m, n] if it adds) + sum over k < depth of
+x[m, 2k] w[k, n][0] + x[m, 2k + 1] w[k, n][1], for n < num_columns, one register's or two
 registers', and m < num_rows, what the registers were taken for or
 REGISTER_ROWS .. MAX_MATRIX_ROWS. Rows of w are dense. Addresses in bytes; strides of rows and the
 depth, a multiple of MATRIX_DEPTH / 2, in elements of 4 bytes: pairs of x and w, float32 of out.
 Numbers too small for a normal float32 count as zero.
 """
-
-matrix_product_of_new_weights = cast(
-    "_MatrixProduct", _intrinsic_product(_Habit(asks_for_weights=True))
-)
-"""The same for a w that is not in a cache yet, and more of it lies behind this one."""
-
-matrix_product_of_passing_rows = cast("_MatrixProduct", _intrinsic_product(_Habit(rows_pass=True)))
-"""The same for a w that stays in the first-level cache while many rows of x meet it."""
-
-MAX_RESIDENT_DEPTH = 320
-"""Pairs that a panel of MAX_MATRIX_COLUMNS may have to stay in a first-level cache of 48 KiB."""

@@ -14,16 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import (
-    Panels,
-    addresses_of,
-    kind_of,
-    multiply_units,
-    panels_of,
-)
+from pageray.kernels.cpu.matmul import multiply_units
 from pageray.kernels.cpu.memory import Pointer, pointer
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
 from pageray.kernels.cpu.packed_weight import Pack
+from pageray.kernels.cpu.panels import Panels, addresses_of, kind_of, panels_of
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
 from pageray.kernels.cpu.tile_product import HALF_PANEL

@@ -21,20 +21,48 @@ from pageray.kernels.cpu.vectors import (
     store_vector,
 )
 
-_Finish = Callable[[Any, list[ir.Value]], list[ir.Value]]
+Finish = Callable[[Any, list[ir.Value]], list[ir.Value]]
 """From the vectors of a row of the panel to those that are stored."""
 
 
-def _plain(_: Any, vectors: list[ir.Value]) -> list[ir.Value]:
+def plain(_: Any, vectors: list[ir.Value]) -> list[ir.Value]:
     return vectors
 
 
-def _gated(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
+def gated(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
     gate, up = vectors
     return [builder.fmul(silu(builder, gate), up)]
 
 
-def _intrinsic(finish: _Finish) -> Any:
+class RowStore:
+    """Emits the code for a row of a tile. `args` are those of `store_rows` after the first."""
+
+    def __init__(self, builder: Any, finish: Finish, cell: Any, args: tuple[ir.Value, ...]) -> None:
+        tile_at, scale_at, bias_at, y_pointer, y_offset, self._stride = args
+        self._builder = builder
+        self._finish = finish
+        self._cell = cell
+        address = builder.extract_value(y_pointer, 0)
+        y = builder.inttoptr(address, storage_type(cell).as_pointer())
+        self._y = builder.gep(y, [y_offset])
+        self._tile = builder.inttoptr(tile_at, F32.as_pointer())
+        self._scales, self._biases = _vectors(builder, scale_at), _vectors(builder, bias_at)
+
+    def emit(self, index: ir.Value) -> None:
+        builder = self._builder
+        start = builder.mul(index, ir.Constant(I64, PANEL))
+        sums = _vectors_from(builder, builder.gep(self._tile, [start]))
+        results = [
+            multiply_add(builder, total, scale, bias)
+            for total, scale, bias in zip(sums, self._scales, self._biases, strict=True)
+        ]
+        target = builder.gep(self._y, [builder.mul(index, self._stride)])
+        for number, vector in enumerate(self._finish(builder, results)):
+            at = builder.gep(target, [ir.Constant(I64, number * LANES)])
+            store_vector(builder, self._cell, vector, at)
+
+
+def _intrinsic(finish: Finish) -> Any:
     def typing(  # Numba passes arguments by position
         _: object,
         num_rows: types.Type,
@@ -50,25 +78,11 @@ def _intrinsic(finish: _Finish) -> Any:
         )
 
         def lower(context: Any, builder: Any, signature: Any, args: tuple[ir.Value, ...]) -> Any:
-            num_rows, tile_at, scale_at, bias_at, y_pointer, y_offset, y_stride = args
-            cell = signature.args[4].types[1]
-            address = builder.extract_value(y_pointer, 0)
-            y = builder.inttoptr(address, storage_type(cell).as_pointer())
-            y = builder.gep(y, [y_offset])
-            tile = builder.inttoptr(tile_at, F32.as_pointer())
-            scales, biases = _vectors(builder, scale_at), _vectors(builder, bias_at)
+            num_rows, *of_store = args
+            store = RowStore(builder, finish, signature.args[4].types[1], tuple(of_store))
 
             def row(index: ir.Value, _: object) -> list[ir.Value]:
-                start = builder.mul(index, ir.Constant(I64, PANEL))
-                sums = _vectors_from(builder, builder.gep(tile, [start]))
-                results = [
-                    multiply_add(builder, total, scale, bias)
-                    for total, scale, bias in zip(sums, scales, biases, strict=True)
-                ]
-                target = builder.gep(y, [builder.mul(index, y_stride)])
-                for number, vector in enumerate(finish(builder, results)):
-                    at = builder.gep(target, [ir.Constant(I64, number * LANES)])
-                    store_vector(builder, cell, vector, at)
+                store.emit(index)
                 return []
 
             loop(builder, ir.Constant(I64, 0), num_rows, 1, [], row)
@@ -92,13 +106,13 @@ def _vectors_from(builder: Any, at: ir.Value) -> list[ir.Value]:
 
 _Store = Callable[[int, int, int, int, Pointer, int, int], None]
 
-store_rows = cast("_Store", _intrinsic(_plain))
+store_rows = cast("_Store", _intrinsic(plain))
 """(num_rows, tile address, scale address, bias address, y pointer, y offset, y stride).
 
 y[m, n] = tile[m, n] * scale[n] + bias[n], for n < PANEL. Addresses in bytes; offset and stride in
 elements of y. Tile, scale and bias are float32, the tile's rows dense.
 """
 
-store_gated_rows = cast("_Store", _intrinsic(_gated))
+store_gated_rows = cast("_Store", _intrinsic(gated))
 """The same, but y[m, n] = silu(gate) * up for n < HALF_PANEL, where gate is what `store_rows` would
 have at n, and up what it would have at HALF_PANEL + n."""

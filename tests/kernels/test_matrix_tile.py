@@ -18,19 +18,32 @@ needs_registers = pytest.mark.skipif(
 )
 
 
-def packed(rng: torch.Generator, dtype: torch.dtype, num_outputs: int = 40) -> PackedWeight:
-    weight_OE = torch.randn(num_outputs, 96, generator=rng).bfloat16().to(dtype)
-    return pack_weight(weight_OE, None)
+# The second is cut into slices where several tiles of rows meet a panel.
+WIDTHS = (96, 1344)
+
+
+def random_weight(rng: torch.Generator, dtype: torch.dtype, width: int) -> torch.Tensor:
+    """[72, width] of bfloat16 numbers."""
+    return (torch.randn(72, width, generator=rng) / width**0.5).bfloat16().to(dtype)
+
+
+def packed(rng: torch.Generator, dtype: torch.dtype) -> PackedWeight:
+    return pack_weight(random_weight(rng, dtype, 96), None)
 
 
 @needs_registers
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_is_the_same_whatever_is_beside_it(rng: torch.Generator, dtype: torch.dtype) -> None:
-    weight = packed(rng, dtype)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_row_is_the_same_whatever_is_beside_it(
+    rng: torch.Generator, dtype: torch.dtype, width: int
+) -> None:
+    weight_OE = random_weight(rng, dtype, width)
+    weight = pack_weight(weight_OE, None)
     assert weight.num_parts == (1 if dtype is torch.bfloat16 else 3)
     linear = PanelLinear(weight)
-    x_TE = torch.randn(70, 96, generator=rng).to(dtype)
+    x_TE = torch.randn(70, width, generator=rng).to(dtype)
     y_TO = linear(x_TE)
+    assert_near(y_TO, (x_TE.double() @ weight_OE.double().T).to(dtype))
     for num_rows in (*range(35), 47, 48, 49, 63, 64, 65):
         assert torch.equal(linear(x_TE[:num_rows]), y_TO[:num_rows])
         assert torch.equal(linear(x_TE[70 - num_rows :]), y_TO[70 - num_rows :])
