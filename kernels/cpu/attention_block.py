@@ -9,7 +9,6 @@ operations themselves take less time than their calls would.
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +37,7 @@ from pageray.kernels.cpu.rope_write_kv import (
     move_tokens,
     norm_arguments,
 )
+from pageray.kernels.cpu.work_counter import new_counters
 from pageray.kernels.ops import AttentionWeights, RaggedBatch, RopeStep
 
 AttentionAddresses = tuple[int, int, int, int, int, int, int, int, int, int]
@@ -295,7 +295,7 @@ def run_attention(
     qkv_at, buffers_at = scratch
     positions_at, slots_at, angles_at, tables_at = step
     head_dim = layout[5]
-    counters = np.zeros((3, 8), np.int64)
+    counters = new_counters(3)
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if num_row_parts == 1:
         add_and_norm_rows(x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows)

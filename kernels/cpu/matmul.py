@@ -17,7 +17,7 @@ from pageray.kernels.cpu.operand import operand_of
 from pageray.kernels.cpu.packed_weight import PackedWeight
 from pageray.kernels.cpu.panels import Panels, cut_units, floats, store_tile, unit_at
 from pageray.kernels.cpu.tile_product import MAX_ROWS, PANEL, tile_product
-from pageray.kernels.cpu.work_counter import fetch_add_one
+from pageray.kernels.cpu.work_counter import fetch_add_one, new_counters
 
 
 def multiply(x_TE: Tensor, weight: PackedWeight, panels: Panels) -> Tensor:
@@ -38,15 +38,14 @@ def multiply(x_TE: Tensor, weight: PackedWeight, panels: Panels) -> Tensor:
 
 @jit
 def _multiply(x_at: int, x_stride: int, num_rows: int, panels: Panels, y_at: Pointer) -> None:
-    counter = np.zeros(1, np.int64)
-    multiply_units(x_at, x_stride, num_rows, panels, y_at, False, 1, counter)
+    multiply_units(x_at, x_stride, num_rows, panels, y_at, False, 1, new_counters(1)[0])
 
 
 @jit_threaded
 def _multiply_threaded(
     x_at: int, x_stride: int, num_rows: int, panels: Panels, y_at: Pointer, num_parts: int
 ) -> None:
-    counter = np.zeros(1, np.int64)
+    counter = new_counters(1)[0]
     for _ in prange(num_parts):
         multiply_units(x_at, x_stride, num_rows, panels, y_at, False, num_parts, counter)
 

@@ -2,7 +2,8 @@
 
 scores_JW = K_JD Q_DW with a query in each column: keys go into the product as they lie in their
 pages, and the softmax runs down columns, where no lane waits for another. Then the weights are
-turned round: sums_WD += P_WJ V_JD.
+turned round: sums_WD += P_WJ V_JD. With a few rows, as in a decode, scores are turned round instead,
+the softmax runs along keys, and values are weighed in vector registers.
 
 Legend: query rows of the item in panels of W columns, J keys of a tile, D head dim. All scratch is
 passed by address: an array costs two atomic additions each time it is handed on.
@@ -34,17 +35,23 @@ from pageray.kernels.cpu.memory import (
 from pageray.kernels.cpu.numerics import INFINITY, ZERO, float32, narrow
 from pageray.kernels.cpu.pages import PageLayout
 from pageray.kernels.cpu.pair_values import PAIR_PANEL, pair_values, put_in_order
+from pageray.kernels.cpu.score_runs import score_runs
+from pageray.kernels.cpu.soften_rows import MAX_FEW_ROWS, soften_rows
 from pageray.kernels.cpu.soften_scores import soften_scores
 from pageray.kernels.cpu.turn_keys import turn_square
 from pageray.kernels.cpu.vectors import LANES
+from pageray.kernels.cpu.weigh_values import weigh_values
 
 _LOG2_E = float32(np.log2(np.e))
 _LN_2 = float32(np.log(2.0))
 _KEYS = 256
-"""Of a tile: what is stored by one kind of register and loaded by another waits to reach the cache,
-which so many keys make rare."""
+"""Of a tile, at most: what is stored by one kind of register and loaded by another waits to reach the
+cache, and memory is read best in one go; the more keys, the less of both."""
+_KEYS_OF_MANY_ROWS = 128
+"""With many rows the scores of more keys would not stay in the first-level cache."""
 _PAIRS = _KEYS // 2
 _RUNS = _KEYS // REGISTER_ROWS
+_RUNS_OF_STEP = MATRIX_DEPTH // REGISTER_ROWS
 _NARROW, _WIDE = REGISTER_COLUMNS, MAX_MATRIX_COLUMNS
 _MIN_ROWS = 2
 
@@ -120,7 +127,9 @@ def attend_in_matrix(
     """Run the keys first .. end - 1 of `keys` through the softmax of `rows`, which holds the
     queries and sums of zero; there is room for whole panels of them."""
     _, plane_stride, head_stride, _, _, head_dim = layout
-    _, q, key_copy, value_copy, key_runs, value_runs, pairs, scores, _, turned, softmax = scratch
+    _, q, key_copy, value_copy, key_runs, value_runs, pairs, scores, weights, turned, softmax = (
+        scratch
+    )
     first_key, end_key = keys
     _, _, _, group, _, window, _ = query
     num_rows = num_queries * group
@@ -129,37 +138,61 @@ def attend_in_matrix(
     _pack_queries(rows[0], num_rows, head_dim, width, scratch)
     _reset(queries_at, num_queries, group, window, end_key, num_panels, width, softmax)
     place = head * head_stride
+    tile_keys = _KEYS if num_rows <= MAX_FEW_ROWS else _KEYS_OF_MANY_ROWS
     start = first_key
     while start < end_key:
-        # Tiles start at multiples of _KEYS, so rounding does not depend on the chunking.
-        stop = min(end_key, (start // _KEYS + 1) * _KEYS)
+        # Tiles start at multiples of their size, so rounding does not depend on the chunking.
+        stop = min(end_key, (start // tile_keys + 1) * tile_keys)
         _find_runs(kv_at, layout, place, table, start, stop, key_copy, key_runs)
         _find_runs(kv_at, layout, place + plane_stride, table, start, stop, value_copy, value_runs)
-        _pair_values(value_runs, stop - start, head_dim, pairs)
+        num_pair_runs = (stop - start + MATRIX_DEPTH - 1) // MATRIX_DEPTH * _RUNS_OF_STEP
+        if num_rows > MAX_FEW_ROWS:
+            pair_values(value_runs, num_pair_runs, head_dim, pairs, _PAIRS * PAIR_PANEL)
         for panel in range(num_panels):
             seen_at = softmax + 4 * panel * 5 * width
             state_at = seen_at + 4 * 2 * width
-            num_keys, sees_all = _keys_seen(seen_at, width, start, stop)
+            num_keys, num_free = _keys_seen(seen_at, width, start, stop)
             if num_keys > 0:
-                num_pairs = (num_keys + MATRIX_DEPTH - 1) // MATRIX_DEPTH * (MATRIX_DEPTH // 2)
+                num_padded = (num_keys + MATRIX_DEPTH - 1) // MATRIX_DEPTH * MATRIX_DEPTH
+                num_runs = (num_keys + REGISTER_ROWS - 1) // REGISTER_ROWS
                 q_at = q + 2 * panel * head_dim * width
-                _score(key_runs, head_dim, q_at, width, scores, num_keys)
-                has_moved = soften_scores(
-                    scores,
-                    scratch[8],
-                    width,
-                    start,
-                    num_keys,
-                    num_pairs,
-                    sees_all and num_keys == 2 * num_pairs,
-                    seen_at,
-                    state_at,
-                )
-                _turn_weights(scratch[8], width, num_pairs, turned)
+                score_runs(key_runs, num_runs, head_dim, q_at, width, scores)
+                if num_rows <= MAX_FEW_ROWS:
+                    has_moved = soften_rows(
+                        scores,
+                        width,
+                        weights,
+                        _KEYS,
+                        num_rows,
+                        start,
+                        num_keys,
+                        num_padded,
+                        seen_at,
+                        state_at,
+                    )
+                else:
+                    has_moved = soften_scores(
+                        scores,
+                        weights,
+                        width,
+                        start,
+                        num_keys,
+                        num_padded // 2,
+                        num_free,
+                        seen_at,
+                        state_at,
+                    )
+                    _turn_weights(weights, width, num_padded // 2, turned)
                 sums_at = rows[4] + 4 * panel * width * head_dim
                 if has_moved:
-                    _rescale(sums_at, state_at + 4 * 2 * width, head_dim, width)
-                _add_values(turned, pairs, head_dim, width, num_pairs, sums_at)
+                    _rescale(sums_at, state_at + 4 * 2 * width, head_dim, min(width, num_rows))
+                if num_rows <= MAX_FEW_ROWS:
+                    num_pair_runs = num_padded // REGISTER_ROWS
+                    weigh_values(
+                        num_rows, value_runs, num_pair_runs, head_dim, weights, _KEYS, sums_at
+                    )
+                else:
+                    _add_values(turned, pairs, head_dim, width, num_padded // 2, sums_at)
         start = stop
     _finish(num_rows, width, head_dim, rows, softmax)
 
@@ -199,18 +232,21 @@ def _reset(
     for panel in range(num_panels):
         seen_at = softmax + 4 * panel * 5 * width
         seen, state = flat((seen_at, PAIR_CELL), 0), flat((seen_at, FLOAT_CELL), 2 * width)
+        index, member = panel * width // group, panel * width % group
         for column in range(width):
-            index = min((panel * width + column) // group, num_queries - 1)
-            position = queries[2 * index + POSITION]
+            position = queries[2 * min(index, num_queries - 1) + POSITION]
+            member += 1
+            if member == group:
+                index, member = index + 1, 0
             seen[column] = max(0, position - window + 1) if window > 0 else 0
             seen[width + column] = min(position, end_key - 1)
             state[column], state[width + column] = -INFINITY, ZERO
 
 
 @jit
-def _keys_seen(seen_at: int, width: int, start: int, stop: int) -> tuple[int, bool]:
-    """How many keys from `start` on, up to the last that a column of a panel sees, and whether
-    every column sees all of these. 0 if none sees any of start .. stop - 1."""
+def _keys_seen(seen_at: int, width: int, start: int, stop: int) -> tuple[int, int]:
+    """How many keys from `start` on, up to the last that a column of a panel sees, and how many of
+    these every column sees, an even number. None if none sees any of start .. stop - 1."""
     first = flat((seen_at, PAIR_CELL), 0)
     last = flat((seen_at, PAIR_CELL), width)
     lowest_first, highest_first = first[0], first[0]
@@ -222,8 +258,9 @@ def _keys_seen(seen_at: int, width: int, start: int, stop: int) -> tuple[int, bo
         highest_last = max(highest_last, last[column])
     end = min(stop, highest_last + 1)
     if end <= start or lowest_first >= stop:
-        return 0, False
-    return end - start, highest_first <= start and lowest_last >= end - 1
+        return 0, 0
+    free = min(end, lowest_last + 1) - start if highest_first <= start else 0
+    return end - start, max(0, free) // 2 * 2
 
 
 @jit
@@ -269,29 +306,6 @@ def _find_runs(
         copy[e] = 0
     for j in range(whole, end, REGISTER_ROWS):
         runs[j // REGISTER_ROWS] = copy_at + 2 * j * head_dim
-
-
-@jit
-def _pair_values(runs_at: int, num_keys: int, head_dim: int, pairs_at: int) -> None:
-    """Every two tokens side by side, up to a whole number of MATRIX_DEPTH."""
-    runs = flat((runs_at, INDEX_CELL), 0)
-    end = (num_keys + MATRIX_DEPTH - 1) // MATRIX_DEPTH * MATRIX_DEPTH
-    for j in range(0, end, 2):
-        first = runs[j // REGISTER_ROWS] + 2 * (j % REGISTER_ROWS) * head_dim
-        target_at = pairs_at + 4 * (j // 2) * PAIR_PANEL
-        pair_values(first, first + 2 * head_dim, head_dim, target_at, _PAIRS * PAIR_PANEL)
-
-
-@jit
-def _score(
-    runs_at: int, head_dim: int, q_at: int, width: int, scores_at: int, num_keys: int
-) -> None:
-    """scores = keys times queries, one register of keys at a time."""
-    num_pairs = head_dim // 2
-    runs = flat((runs_at, INDEX_CELL), 0)
-    for j in range(0, num_keys, REGISTER_ROWS):
-        k_at, out_at = runs[j // REGISTER_ROWS], scores_at + 4 * j * width
-        matrix_product(REGISTER_ROWS, width, k_at, num_pairs, q_at, num_pairs, out_at, width, False)
 
 
 @jit

@@ -41,7 +41,7 @@ _SUMS = ((0, 1), (2, 3))
 _X = (4, 5)
 _W = (6, 7)
 # The layout of what shapes the registers: bytes of a row (16 bits each), rows (8 bits each).
-_NUM_REGISTERS, _WIDTHS_AT, _HEIGHTS_AT = 8, 16, 48
+NUM_MATRIX_REGISTERS, _WIDTHS_AT, _HEIGHTS_AT = 8, 16, 48
 
 _ARCH_PRCTL = 158
 _ASK_FOR_STATE = 0x1023
@@ -63,11 +63,12 @@ _VOID = ir.VoidType()
 _ZERO = ir.Constant(I64, 0)
 
 
-def _call(builder: Any, name: str, *args: Any) -> None:
+def call_matrix(builder: Any, name: str, *args: Any) -> None:
+    """LLVM's function for an instruction on matrix registers."""
     builder.call(declared(builder, f"llvm.x86.{name}", _VOID, [arg.type for arg in args]), args)
 
 
-def _register(number: int) -> ir.Constant:
+def register(number: int) -> ir.Constant:
     return ir.Constant(_I8, number)
 
 
@@ -92,27 +93,27 @@ def _shape_registers(builder: Any, num_rows: ir.Value) -> None:
         shape = builder.alloca(shape_type)
     constant = bytearray(_SHAPE_BYTES)
     constant[0] = 1
-    for register in range(_NUM_REGISTERS):
-        constant[_WIDTHS_AT + 2 * register] = _ROW_BYTES
-        constant[_HEIGHTS_AT + register] = REGISTER_ROWS
+    for number in range(NUM_MATRIX_REGISTERS):
+        constant[_WIDTHS_AT + 2 * number] = _ROW_BYTES
+        constant[_HEIGHTS_AT + number] = REGISTER_ROWS
     builder.store(ir.Constant(shape_type, constant), shape)
     at = builder.bitcast(shape, _BYTES)
-    for register in (number for row in _SUMS for number in row):
-        _store_height(builder, at, register, num_rows)
-    for register in _X:
-        _store_height(builder, at, register, num_rows)
-    _call(builder, "ldtilecfg", at)
+    for number in (*_SUMS[0], *_SUMS[1]):
+        _store_height(builder, at, number, num_rows)
+    for number in _X:
+        _store_height(builder, at, number, num_rows)
+    call_matrix(builder, "ldtilecfg", at)
 
 
-def _store_height(builder: Any, shape_at: ir.Value, register: int, num_rows: ir.Value) -> None:
-    place = builder.gep(shape_at, [ir.Constant(I64, _HEIGHTS_AT + register)])
+def _store_height(builder: Any, shape_at: ir.Value, number: int, num_rows: ir.Value) -> None:
+    place = builder.gep(shape_at, [ir.Constant(I64, _HEIGHTS_AT + number)])
     builder.store(builder.trunc(num_rows, _I8), place)
 
 
 def _give_back(_: object) -> tuple[Any, Any]:
     def lower(context: Any, builder: Any, __: Any, ___: Any) -> Any:
         if HAS_MATRIX_REGISTERS:
-            _call(builder, "tilerelease")
+            call_matrix(builder, "tilerelease")
         return context.get_dummy_value()
 
     return cast("Any", types.void)(), lower
@@ -185,7 +186,7 @@ class _Product:
             with alone:
                 for sums in _SUMS[: len(self._rows)]:
                     for number in sums[: self._num_columns]:
-                        _call(self._builder, "tilezero", _register(number))
+                        call_matrix(self._builder, "tilezero", register(number))
         loop(self._builder, _ZERO, self._depth, _PAIRS, [], self._step)
         self._for_each_sum("tilestored64")
 
@@ -196,7 +197,7 @@ class _Product:
             for column, number in enumerate(sums[: self._num_columns]):
                 place = self._builder.add(start, ir.Constant(I64, column * _ROW_BYTES))
                 at = self._builder.gep(self._out, [place])
-                _call(self._builder, instruction, _register(number), at, self._out_stride)
+                call_matrix(self._builder, instruction, register(number), at, self._out_stride)
 
     def _step(self, pair: ir.Value, _: object) -> list[ir.Value]:
         """Multiply MATRIX_DEPTH inputs: w meets the first part of x as it is loaded, then the
@@ -229,7 +230,7 @@ class _Product:
         for column in columns:
             if w_at is not None:
                 at = self._builder.gep(w_at, [ir.Constant(I64, column * _ROW_BYTES)])
-                _call(self._builder, "tileloadd64", _register(_W[column]), at, self._w_stride)
+                call_matrix(self._builder, "tileloadd64", register(_W[column]), at, self._w_stride)
             self._multiply(0, column)
         if len(self._rows) > 1:
             self._load_rows(1, x_at)
@@ -240,11 +241,11 @@ class _Product:
     def _load_rows(self, index: int, x_at: ir.Value) -> None:
         at = self._builder.gep(x_at, [self._builder.mul(self._x_stride, self._rows[index])])
         instruction = "tileloaddt164" if self._habit.rows_pass else "tileloadd64"
-        _call(self._builder, instruction, _register(_X[index]), at, self._x_stride)
+        call_matrix(self._builder, instruction, register(_X[index]), at, self._x_stride)
 
     def _multiply(self, row: int, column: int) -> None:
         registers = (_SUMS[row][column], _X[row], _W[column])
-        _call(self._builder, "tdpbf16ps", *map(_register, registers))
+        call_matrix(self._builder, "tdpbf16ps", *map(register, registers))
 
 
 def emit_product(

@@ -8,7 +8,6 @@ products is float32, or rounded to bfloat16 once where the products take that.
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -22,6 +21,7 @@ from pageray.kernels.cpu.panels import Panels, addresses_of, kind_of, panels_of
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
 from pageray.kernels.cpu.tile_product import HALF_PANEL
+from pageray.kernels.cpu.work_counter import new_counters
 from pageray.kernels.ops import MlpWeights
 
 MlpAddresses = tuple[int, int, int, int, int, int, int]
@@ -150,7 +150,7 @@ def run_mlp(
                 x_address, residual_at, norm_at, written(normed), width, eps, start, stop
             )
             cut_rows(normed, width, start, stop)
-    counters = np.zeros((2, 8), np.int64)
+    counters = new_counters(2)
     for _ in prange(num_parts):
         multiply_units(
             normed_at,

@@ -80,7 +80,7 @@ from pageray.kernels.cpu.memory import (
 )
 from pageray.kernels.cpu.numerics import INFINITY, ZERO, float32, widen
 from pageray.kernels.cpu.pages import PageLayout, page_layout, require_unscaled
-from pageray.kernels.cpu.work_counter import fetch_add_one
+from pageray.kernels.cpu.work_counter import fetch_add_one, new_counters
 from pageray.kernels.ops import AttentionOptions, RaggedBatch
 
 _MANY_ITEMS = 16
@@ -202,7 +202,7 @@ def _attend(
     out_shape: OutputShape,
 ) -> None:
     partials = new_partials(num_places, out_shape[0], out_shape[1])
-    counter = np.zeros(1, dtype=np.int64)
+    counter = new_counters(1)[0]
     attend_units(
         q_at,
         query,
@@ -235,7 +235,7 @@ def _attend_threaded(
     num_parts: int,
 ) -> None:
     partials = new_partials(num_places, out_shape[0], out_shape[1])
-    counter = np.zeros(1, dtype=np.int64)
+    counter = new_counters(1)[0]
     for _ in prange(num_parts):
         attend_units(
             q_at,

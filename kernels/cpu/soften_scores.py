@@ -27,12 +27,25 @@ from pageray.kernels.cpu.vectors import (
 
 _SLACK = 8.0
 """In powers of two: weights stay below 256, sums of thousands of them far below what float32 holds."""
-_DEGREE = 4
+DEGREE = 4
 """Of the polynomial of 2^x; weights are rounded to 8 bits next."""
 _INTEGERS = ir.VectorType(I32, LANES)
 _BIT = ir.IntType(1)
 _ZERO = ir.Constant(I64, 0)
-_LOWEST = float("-inf")
+LOWEST = float("-inf")
+
+
+def next_reference(
+    builder: Any, before: ir.Value, largest: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+    """(whether it moves, the new one, what scores are taken from, what sums are multiplied by), in
+    every lane, from the reference before and the largest new score."""
+    grown = builder.fcmp_ordered(">", largest, builder.fadd(before, each(_SLACK)))
+    reference = builder.select(grown, largest, before)
+    is_empty = builder.fcmp_ordered("==", reference, each(LOWEST))
+    finite = builder.select(is_empty, each(0.0), reference)
+    factor = exp2(builder, builder.fsub(before, finite), DEGREE)
+    return grown, reference, finite, builder.select(grown, factor, each(1.0))
 
 
 class _Softening:
@@ -41,7 +54,7 @@ class _Softening:
     def __init__(self, builder: Any, args: tuple[ir.Value, ...]) -> None:
         self._builder = builder
         scores_at, weights_at, self._width, self._first_key, self._num_keys = args[:5]
-        self._num_pairs, self._all_seen, seen_at, state_at = args[5:]
+        self._num_pairs, self._num_free, seen_at, state_at = args[5:]
         self._scores = builder.inttoptr(scores_at, F32.as_pointer())
         self._weights = builder.inttoptr(weights_at, I32.as_pointer())
         self._seen = builder.inttoptr(seen_at, I32.as_pointer())
@@ -52,20 +65,13 @@ class _Softening:
         builder = self._builder
 
         def columns(start: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
-            with builder.if_else(self._all_seen) as (whole, masked):
-                with whole:
-                    of_whole, end_of_whole = self._columns(start, None), builder.block
-                with masked:
-                    of_masked, end_of_masked = self._masked_columns(start), builder.block
-            moved = builder.phi(_BIT)
-            moved.add_incoming(of_whole, end_of_whole)
-            moved.add_incoming(of_masked, end_of_masked)
-            return [builder.or_(carried[0], moved)]
+            return [builder.or_(carried[0], self._columns(start))]
 
         none = ir.Constant(_BIT, 0)
         return loop(builder, _ZERO, self._width, LANES, [none], columns)[0]
 
-    def _masked_columns(self, start: ir.Value) -> ir.Value:
+    def _sight(self, start: ir.Value) -> Callable[[ir.Value], ir.Value]:
+        """Whether LANES queries from `start` on see a key."""
         builder = self._builder
         first, last = (
             builder.load(self._at(self._seen, row, start, _INTEGERS), align=4) for row in (0, 1)
@@ -81,47 +87,56 @@ class _Softening:
                 builder.icmp_signed(">=", number, first), builder.icmp_signed("<=", number, last)
             )
 
-        return self._columns(start, is_seen)
+        return is_seen
 
-    def _columns(self, start: ir.Value, is_seen: Callable[[ir.Value], ir.Value] | None) -> ir.Value:
-        """LANES queries from `start` on; without `is_seen` they see every key."""
+    def _columns(self, start: ir.Value) -> ir.Value:
+        """LANES queries from `start` on. The first keys are seen by all of them, and need no look."""
         builder = self._builder
         before, total = (self._load(self._state, ir.Constant(I64, row), start) for row in (0, 1))
+        is_seen = self._sight(start)
 
         def score(key: ir.Value) -> ir.Value:
             return self._load(self._scores, key, start)
 
-        def hidden_becomes(value: float, key: ir.Value, vector: ir.Value) -> ir.Value:
-            if is_seen is None:
-                return vector
-            return builder.select(is_seen(key), vector, each(value))
-
         def take_largest(key: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
-            return [maximum(builder, carried[0], hidden_becomes(_LOWEST, key, score(key)))]
+            return [maximum(builder, carried[0], score(key))]
 
-        (largest,) = loop(builder, _ZERO, self._num_keys, 1, [each(_LOWEST)], take_largest)
-        grown = builder.fcmp_ordered(">", largest, builder.fadd(before, each(_SLACK)))
-        reference = builder.select(grown, largest, before)
-        is_empty = builder.fcmp_ordered("==", reference, each(_LOWEST))
-        finite = builder.select(is_empty, each(0.0), reference)
-        factor = exp2(builder, builder.fsub(before, finite), _DEGREE)
-        factor = builder.select(grown, factor, each(1.0))
+        def take_largest_seen(key: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+            seen = builder.select(is_seen(key), score(key), each(LOWEST))
+            return [maximum(builder, carried[0], seen)]
+
+        largest = [each(LOWEST)]
+        largest = loop(builder, _ZERO, self._num_free, 1, largest, take_largest)
+        (largest,) = loop(builder, self._num_free, self._num_keys, 1, largest, take_largest_seen)
+        grown, reference, finite, factor = next_reference(builder, before, largest)
 
         def weigh(pair: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
             key = builder.mul(pair, ir.Constant(I64, 2))
-            totals: list[ir.Value] = []
-            both: list[ir.Value] = []
-            for k, total in zip((key, builder.add(key, ir.Constant(I64, 1))), carried, strict=True):
-                weight = exp2(builder, builder.fsub(score(k), finite), _DEGREE)
-                weight = hidden_becomes(0.0, k, weight)
-                totals.append(builder.fadd(total, weight))
-                both.append(weight)
-            pairs = narrow_to_pairs(builder, both[0], both[1])
+            weights = [weight_of(k) for k in (key, builder.add(key, ir.Constant(I64, 1)))]
+            return keep(pair, weights, carried)
+
+        def weigh_seen(pair: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
+            key = builder.mul(pair, ir.Constant(I64, 2))
+            weights = [
+                builder.select(is_seen(k), weight_of(k), each(0.0))
+                for k in (key, builder.add(key, ir.Constant(I64, 1)))
+            ]
+            return keep(pair, weights, carried)
+
+        def weight_of(key: ir.Value) -> ir.Value:
+            return exp2(builder, builder.fsub(score(key), finite), DEGREE)
+
+        def keep(pair: ir.Value, weights: list[ir.Value], totals: list[ir.Value]) -> list[ir.Value]:
+            pairs = narrow_to_pairs(builder, *weights)
             builder.store(pairs, self._at(self._weights, pair, start, _INTEGERS), align=4)
-            return totals
+            return [
+                builder.fadd(total, weight) for total, weight in zip(totals, weights, strict=True)
+            ]
 
         totals = [builder.fmul(total, factor), zeros()]
-        totals = loop(builder, _ZERO, self._num_pairs, 1, totals, weigh)
+        free_pairs = builder.sdiv(self._num_free, ir.Constant(I64, 2))
+        totals = loop(builder, _ZERO, free_pairs, 1, totals, weigh)
+        totals = loop(builder, free_pairs, self._num_pairs, 1, totals, weigh_seen)
         total = builder.fadd(*totals)
         for row, vector in enumerate((reference, total, factor)):
             at = self._at(self._state, ir.Constant(I64, row), start, VECTOR)
@@ -150,7 +165,7 @@ def _typing(  # Numba passes arguments by position
     first_key: types.Type,
     num_keys: types.Type,
     num_pairs: types.Type,
-    all_seen: types.Type,
+    num_free: types.Type,
     seen_at: types.Type,
     state_at: types.Type,
 ) -> tuple[Any, Any]:
@@ -161,7 +176,7 @@ def _typing(  # Numba passes arguments by position
         first_key,
         num_keys,
         num_pairs,
-        all_seen,
+        num_free,
         seen_at,
         state_at,
     )
@@ -173,14 +188,14 @@ def _typing(  # Numba passes arguments by position
 
 
 soften_scores = cast(
-    "Callable[[int, int, int, int, int, int, bool, int, int], bool]", intrinsic(_typing)
+    "Callable[[int, int, int, int, int, int, int, int, int], bool]", intrinsic(_typing)
 )
-"""(scores address, weights address, width, first key, num_keys, num_pairs, all seen, seen address,
+"""(scores address, weights address, width, first key, num_keys, num_pairs, num_free, seen address,
 state address) -> whether any query's reference has moved.
 
 scores_JM are powers of two in float32, rows of `width` queries, a multiple of LANES; row j belongs
 to key `first key + j`. weights become pairs of bfloat16, [num_pairs, width]: 2^(score - reference),
 and 0 for keys that a query does not see. seen holds the first and the last key that each query
-sees, two rows of int32; it is not looked at when all queries see all keys, an even number. state
+sees, two rows of int32; it is not looked at for the first num_free keys, an even number. state
 holds three rows of float32: references, totals and what the sums so far are to be multiplied by.
 """

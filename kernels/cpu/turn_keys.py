@@ -42,18 +42,22 @@ def _turn_square(  # Numba passes arguments by position
             return builder.gep(base, [builder.mul(stride, ir.Constant(I64, index))])
 
         vectors = [load_vector(builder, cell, row(k, k_stride, j)) for j in range(LANES)]
-        for d, vector in enumerate(_turned(builder, vectors)):
+        for d, vector in enumerate(turned(builder, vectors)):
             store_float_vector(builder, vector, row(out, out_stride, d))
         return _.get_dummy_value()
 
     return signature, lower
 
 
-def _turned(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
-    """Swap blocks of 1, 2, 4, ... lanes between rows that are as far apart (Eklundh 1972,
-    doi:10.1109/T-C.1972.223584)."""
-    distance = 1
-    while distance < LANES:
+def turned(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
+    """LANES vectors as columns instead of rows.
+
+    Blocks of half, a quarter, ... of the lanes are swapped between rows that are as far apart
+    (Eklundh 1972, doi:10.1109/T-C.1972.223584). Large blocks first: where only the first rows are
+    used, LLVM leaves most of the swaps out.
+    """
+    distance = LANES // 2
+    while distance > 0:
         swapped = list(vectors)
         for i in range(LANES):
             if i & distance:
@@ -65,7 +69,7 @@ def _turned(builder: Any, vectors: list[ir.Value]) -> list[ir.Value]:
                 mask = ir.Constant(ir.VectorType(I32, LANES), lanes)
                 swapped[target] = builder.shuffle_vector(a, b, mask)
         vectors = swapped
-        distance *= 2
+        distance //= 2
     return vectors
 
 

@@ -1,6 +1,7 @@
 """Functions of whole vectors that LLVM has no instructions for."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,18 @@ def each(value: float) -> ir.Constant:
 def maximum(builder: Any, a: ir.Value, b: ir.Value) -> ir.Value:
     """The larger in every lane; b where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def across(
+    builder: Any, combine: Callable[[Any, ir.Value, ir.Value], ir.Value], vector: ir.Value
+) -> ir.Value:
+    """All lanes combined, in every lane."""
+    distance = LANES // 2
+    while distance > 0:
+        lanes = ir.Constant(_INTEGERS, [lane ^ distance for lane in range(LANES)])
+        vector = combine(builder, vector, builder.shuffle_vector(vector, vector, lanes))
+        distance //= 2
+    return vector
 
 
 def exp2(builder: Any, x: ir.Value, degree: int) -> ir.Value:

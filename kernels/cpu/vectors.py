@@ -202,16 +202,24 @@ def narrow_vector(builder: Any, cell: Any, vector: ir.Value) -> ir.Value:
     return builder.trunc(stored, ir.VectorType(_I16, LANES))
 
 
-def narrow_to_pairs(builder: Any, first: ir.Value, second: ir.Value) -> ir.Value:
-    """LANES pairs of bfloat16, each a number of `first` in its lower half and one of `second`."""
-    integers = ir.VectorType(I32, LANES)
+def narrow_in_order(builder: Any, first: ir.Value, second: ir.Value) -> ir.Value:
+    """2 LANES of bfloat16, those of `first` and then those of `second`, as 16-bit integers."""
+    halves = ir.VectorType(_I16, 2 * LANES)
     if HAS_PAIR_PRODUCTS:
         narrow = declared(
             builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _PAIRS, [VECTOR, VECTOR]
         )
-        halves = builder.bitcast(
-            builder.call(narrow, [second, first]), ir.VectorType(_I16, 2 * LANES)
-        )
+        return builder.bitcast(builder.call(narrow, [second, first]), halves)
+    low, high = (narrow_vector(builder, types.uint16, vector) for vector in (first, second))
+    mask = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+    return builder.shuffle_vector(low, high, mask)
+
+
+def narrow_to_pairs(builder: Any, first: ir.Value, second: ir.Value) -> ir.Value:
+    """LANES pairs of bfloat16, each a number of `first` in its lower half and one of `second`."""
+    integers = ir.VectorType(I32, LANES)
+    if HAS_PAIR_PRODUCTS:
+        halves = narrow_in_order(builder, first, second)
         lanes = [index // 2 + (index % 2) * LANES for index in range(2 * LANES)]
         mask = ir.Constant(ir.VectorType(I32, 2 * LANES), lanes)
         return builder.bitcast(builder.shuffle_vector(halves, halves, mask), integers)

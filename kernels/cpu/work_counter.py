@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pageray.kernels.cpu.jit import jit
 from pageray.kernels.cpu.memory import Array
+
+_WORDS_OF_LINE = 8
 
 
 def _fetch_add_one(_: object, counter: types.Type) -> tuple[Any, Any]:
@@ -30,3 +34,10 @@ def _fetch_add_one(_: object, counter: types.Type) -> tuple[Any, Any]:
 
 fetch_add_one = cast("Callable[[Array], int]", intrinsic(_fetch_add_one))
 """Add 1 to element 0 of an int64 array, atomically; returns what it was before."""
+
+
+@jit
+def new_counters(count: int) -> Array:
+    """Zeros, a row and a cache line for each. Not where they are used: in a function with `prange`
+    Numba would clear them in a parallel loop, which takes longer than some of the work."""
+    return np.zeros((count, _WORDS_OF_LINE), np.int64)
