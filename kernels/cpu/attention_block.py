@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
 from pageray.kernels.cpu.attention_plan import AttentionPlan, Query
-from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.jit import all_threads, jit, jit_threaded, num_threads, part, prange
 from pageray.kernels.cpu.matmul import multiply_units
-from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, pointer, require_shape
-from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
+from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, past, pointer, require_shape
+from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, rows_from, written
 from pageray.kernels.cpu.packed_weight import Pack
 from pageray.kernels.cpu.paged_attention import (
     attend_units,
@@ -37,7 +37,8 @@ from pageray.kernels.cpu.rope_write_kv import (
     move_tokens,
     norm_arguments,
 )
-from pageray.kernels.cpu.work_counter import new_counters
+from pageray.kernels.cpu.row_blocks import WHOLE, rows_of_block
+from pageray.kernels.cpu.work_counter import fetch_add_one, new_counters
 from pageray.kernels.ops import AttentionWeights, RaggedBatch, RopeStep
 
 AttentionAddresses = tuple[int, int, int, int, int, int, int, int, int, int]
@@ -70,7 +71,7 @@ AttentionArguments = tuple[
     Rows,
     tuple[int, int],
     Pointer,
-    tuple[int, int],
+    tuple[int, int, int],
 ]
 """Those of `run_attention`, by its names, all but x."""
 
@@ -196,8 +197,13 @@ class FusedAttention:
             step.attended.rows,
             step.scratch_addresses,
             pointer(y_TE),
-            (num_threads(residual_TE.numel()), all_threads()),
+            (num_threads(residual_TE.numel()), all_threads(), self._rows_of_block(num_rows)),
         )
+
+    def _rows_of_block(self, num_rows: int) -> int:
+        """For what comes before the attention, which needs the keys of all rows."""
+        bytes_per_row = self._qkv.operand_bytes + 4 * self._qkv.num_outputs
+        return rows_of_block(num_rows, bytes_per_row, all_threads())
 
     def step(
         self, residual_TE: Tensor, kv_B2KPD: Tensor, rope: RopeStep, batch: RaggedBatch
@@ -234,6 +240,7 @@ class FusedAttention:
         check_rope_step(rope, kv_B2KPD, num_rows)
         group = self._num_heads // num_kv_heads
         options = self._options
+        block = self._rows_of_block(num_rows)
         return AttentionStep(
             layout=layout,
             plan=planned(batch, kv_B2KPD, group, options.window),
@@ -251,13 +258,75 @@ class FusedAttention:
             slots_at=pointer(rope.slot_mapping_T),
             angles_at=pointer(rope.cos_sin_LD),
             table=(rope.cos_sin_LD.stride(0), rope.cos_sin_LD.shape[1] // 2),
-            normed=Operand(num_rows, self._qkv),
+            normed=Operand(num_rows if block == WHOLE else all_threads() * block, self._qkv),
             attended=Operand(num_rows, self._o),
             scratch=(
                 torch.empty(num_rows, self._qkv.num_outputs),
                 torch.empty(all_threads(), head_dim),
             ),
         )
+
+
+@jit
+def _project_blocks(
+    x_address: int,
+    residual_at: Pointer,
+    norm_at: Pointer,
+    shape: tuple[int, int, float],
+    qkv: Panels,
+    heads: Heads,
+    kv_at: Pointer,
+    layout: PageLayout,
+    positions_at: Pointer,
+    slots_at: Pointer,
+    angles_at: Pointer,
+    table: Table,
+    q_norm_at: Pointer,
+    k_norm_at: Pointer,
+    qk_norm: Norm,
+    normed: Rows,
+    scratch: tuple[int, int],
+    rows_of_block: int,
+    blocks: Array,
+    units: Array,
+) -> None:
+    """One thread's share of all that comes before the attention: take blocks off the first counter
+    until there are none; the second is for the product of a block."""
+    num_rows, width, eps = shape
+    _, _, normed_at, normed_stride, _ = normed
+    qkv_at, buffer_at = scratch
+    start = fetch_add_one(blocks) * rows_of_block
+    while start < num_rows:
+        stop = min(num_rows, start + rows_of_block)
+        block_at = past(residual_at, start * width)
+        block_address = x_address
+        if x_address != 0:
+            block_address += block_at[0] - residual_at[0]
+        add_and_norm_rows(
+            block_address, block_at, norm_at, written(normed), width, eps, 0, stop - start
+        )
+        cut_rows(normed, width, 0, stop - start)
+        units[0] = 0
+        out_at = past((qkv_at, FLOAT_CELL), start * qkv[4])
+        multiply_units(normed_at, normed_stride, stop - start, qkv, out_at, False, 1, units)
+        move_tokens(
+            (qkv_at, FLOAT_CELL),
+            heads,
+            kv_at,
+            layout,
+            positions_at,
+            slots_at,
+            angles_at,
+            table,
+            q_norm_at,
+            k_norm_at,
+            qk_norm,
+            (1.0, 1.0),
+            (buffer_at, FLOAT_CELL),
+            start,
+            stop,
+        )
+        start = fetch_add_one(blocks) * rows_of_block
 
 
 @jit_threaded
@@ -286,59 +355,66 @@ def run_attention(
     attended: Rows,
     scratch: tuple[int, int],
     y_at: Pointer,
-    parts: tuple[int, int],
+    parts: tuple[int, int, int],
 ) -> None:
     num_rows, width, eps = shape
-    num_row_parts, num_parts = parts
+    num_row_parts, num_parts, rows_of_block = parts
     _, _, normed_at, normed_stride, _ = normed
     _, _, attended_at, attended_stride, num_attended_cuts = attended
     qkv_at, buffers_at = scratch
     positions_at, slots_at, angles_at, tables_at = step
     head_dim = layout[5]
-    counters = new_counters(3)
+    counters = new_counters(3 + num_parts)
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
-    if num_row_parts == 1:
-        add_and_norm_rows(x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows)
-        cut_rows(normed, width, 0, num_rows)
-    else:
-        for index in prange(num_row_parts):
-            start, stop = part(num_rows, num_row_parts, index)
-            add_and_norm_rows(
-                x_address, residual_at, norm_at, written(normed), width, eps, start, stop
+    if rows_of_block != WHOLE:
+        for index in prange(num_parts):
+            _project_blocks(
+                x_address,
+                residual_at,
+                norm_at,
+                shape,
+                qkv,
+                heads,
+                kv_at,
+                layout,
+                positions_at,
+                slots_at,
+                angles_at,
+                table,
+                q_norm_at,
+                k_norm_at,
+                qk_norm,
+                rows_from(normed, width, index * rows_of_block),
+                (qkv_at, buffers_at + index * head_dim * 4),
+                rows_of_block,
+                counters[0],
+                counters[3 + index],
             )
-            cut_rows(normed, width, start, stop)
-    for _ in prange(num_parts):
-        multiply_units(
-            normed_at,
-            normed_stride,
-            num_rows,
-            qkv,
-            (qkv_at, FLOAT_CELL),
-            False,
-            num_parts,
-            counters[0],
-        )
-    if num_row_parts == 1:
-        move_tokens(
-            (qkv_at, FLOAT_CELL),
-            heads,
-            kv_at,
-            layout,
-            positions_at,
-            slots_at,
-            angles_at,
-            table,
-            q_norm_at,
-            k_norm_at,
-            qk_norm,
-            (1.0, 1.0),
-            (buffers_at, FLOAT_CELL),
-            0,
-            num_rows,
-        )
     else:
-        for index in prange(num_row_parts):
-            start, stop = part(num_rows, num_row_parts, index)
+        if num_row_parts == 1:
+            add_and_norm_rows(
+                x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows
+            )
+            cut_rows(normed, width, 0, num_rows)
+        else:
+            for index in prange(num_row_parts):
+                start, stop = part(num_rows, num_row_parts, index)
+                add_and_norm_rows(
+                    x_address, residual_at, norm_at, written(normed), width, eps, start, stop
+                )
+                cut_rows(normed, width, start, stop)
+        for _ in prange(num_parts):
+            multiply_units(
+                normed_at,
+                normed_stride,
+                num_rows,
+                qkv,
+                (qkv_at, FLOAT_CELL),
+                False,
+                num_parts,
+                counters[0],
+            )
+        if num_row_parts == 1:
             move_tokens(
                 (qkv_at, FLOAT_CELL),
                 heads,
@@ -352,10 +428,30 @@ def run_attention(
                 k_norm_at,
                 qk_norm,
                 (1.0, 1.0),
-                (buffers_at + index * head_dim * 4, FLOAT_CELL),
-                start,
-                stop,
+                (buffers_at, FLOAT_CELL),
+                0,
+                num_rows,
             )
+        else:
+            for index in prange(num_row_parts):
+                start, stop = part(num_rows, num_row_parts, index)
+                move_tokens(
+                    (qkv_at, FLOAT_CELL),
+                    heads,
+                    kv_at,
+                    layout,
+                    positions_at,
+                    slots_at,
+                    angles_at,
+                    table,
+                    q_norm_at,
+                    k_norm_at,
+                    qk_norm,
+                    (1.0, 1.0),
+                    (buffers_at + index * head_dim * 4, FLOAT_CELL),
+                    start,
+                    stop,
+                )
     partials = new_partials(num_places, out_shape[0], head_dim)
     for _ in prange(num_parts):
         attend_units(

@@ -9,7 +9,15 @@ the keys of a tile round and to widen its values once.
 
 from pageray.kernels.cpu.dot_rows import MAX_DOT_ROWS, dot_rows
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import ALIGNMENT, FLOAT_CELL, Array, Pointer, aligned, flat
+from pageray.kernels.cpu.memory import (
+    ALIGNMENT,
+    FLOAT_CELL,
+    Array,
+    Pointer,
+    aligned,
+    flat,
+    past,
+)
 from pageray.kernels.cpu.numerics import (
     INFINITY,
     ZERO,
@@ -104,7 +112,7 @@ def score_keys(
 def _dot_run(
     q: int, head_dim: int, kv_at: Pointer, first: int, num_keys: int, out: int, num_rows: int
 ) -> None:
-    k_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
+    k_at = past(kv_at, first)
     row = 0
     while row < num_rows:
         rows = min(MAX_DOT_ROWS, num_rows - row)
@@ -151,7 +159,7 @@ def add_values(
         run = min(block_size - slot, stop - token)
         first = table[token // block_size] * block_stride + place + slot * head_dim
         if in_place:
-            v_at = (kv_at[0] + first * flat(kv_at, 0).itemsize, kv_at[1])
+            v_at = past(kv_at, first)
             at = weights + 4 * (token - start)
             _weigh(at, v_at, head_dim, run, sums, padded, num_rows)
         else:
@@ -176,9 +184,8 @@ def _weigh(
     num_rows: int,
 ) -> None:
     """sum += weights v over `num_keys` keys, whose weights begin at the address `weights`."""
-    element_bytes = flat(v_at, 0).itemsize
     for panel in range(0, padded, PANEL):
-        panel_at = (v_at[0] + panel * element_bytes, v_at[1])
+        panel_at = past(v_at, panel)
         for row in range(0, num_rows, MAX_ROWS):
             rows = min(MAX_ROWS, num_rows - row)
             weights_at = weights + 4 * row * TILE_KEYS

@@ -109,7 +109,7 @@ def _run_layers(
         y_at,
         parts,
     ) = attention
-    _, mlp_norm_at, mlp_shape, gate_up, down, mlp_normed, hidden, _, _ = mlp
+    _, mlp_norm_at, mlp_shape, gate_up, down, mlp_normed, hidden, _, mlp_parts = mlp
     num_layers = len(addresses)
     for layer in range(num_layers):
         row = addresses[layer]
@@ -153,5 +153,5 @@ def _run_layers(
                 mlp_normed,
                 hidden,
                 y_at,
-                parts,
+                mlp_parts,
             )

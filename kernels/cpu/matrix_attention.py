@@ -11,7 +11,7 @@ passed by address: an array costs two atomic additions each time it is handed on
 
 import numpy as np
 
-from pageray.kernels.cpu.attention_plan import POSITION, Query
+from pageray.kernels.cpu.attention_plan import POSITION, TOKEN, Query
 from pageray.kernels.cpu.attention_tile import Scratch, floats
 from pageray.kernels.cpu.jit import jit
 from pageray.kernels.cpu.matrix_tile import (
@@ -32,7 +32,7 @@ from pageray.kernels.cpu.memory import (
     aligned,
     flat,
 )
-from pageray.kernels.cpu.numerics import INFINITY, ZERO, float32, narrow
+from pageray.kernels.cpu.numerics import INFINITY, ZERO, float32, narrow, widen
 from pageray.kernels.cpu.pages import PageLayout
 from pageray.kernels.cpu.pair_values import PAIR_PANEL, pair_values, put_in_order
 from pageray.kernels.cpu.score_runs import score_runs
@@ -53,7 +53,6 @@ _PAIRS = _KEYS // 2
 _RUNS = _KEYS // REGISTER_ROWS
 _RUNS_OF_STEP = MATRIX_DEPTH // REGISTER_ROWS
 _NARROW, _WIDE = REGISTER_COLUMNS, MAX_MATRIX_COLUMNS
-_MIN_ROWS = 2
 
 MatrixScratch = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """Addresses of one thread's: queries in bfloat16 [W, D] and, a panel after the other, in pairs
@@ -63,9 +62,9 @@ turned round [W, J / 2]; per panel what `soften_scores` calls seen [2, W] and st
 
 
 @jit
-def fits_matrix_registers(head_dim: int, num_rows: int, softcap: float) -> bool:
-    """Whether an item of so many query rows is computed here, on a machine that can."""
-    return num_rows >= _MIN_ROWS and head_dim % MATRIX_DEPTH == 0 and not softcap > 0.0
+def fits_matrix_registers(head_dim: int, softcap: float) -> bool:
+    """Whether such heads are computed here, on a machine that can."""
+    return head_dim % MATRIX_DEPTH == 0 and not softcap > 0.0
 
 
 @jit
@@ -113,6 +112,7 @@ def carve_matrix_scratch(start: int, max_rows: int, head_dim: int) -> MatrixScra
 
 @jit
 def attend_in_matrix(
+    q_at: Pointer,
     kv_at: Pointer,
     layout: PageLayout,
     query: Query,
@@ -124,8 +124,8 @@ def attend_in_matrix(
     rows: Scratch,
     scratch: MatrixScratch,
 ) -> None:
-    """Run the keys first .. end - 1 of `keys` through the softmax of `rows`, which holds the
-    queries and sums of zero; there is room for whole panels of them."""
+    """Run the keys first .. end - 1 of `keys` through the softmax of the queries; sums, references
+    and totals come into `rows`, where there is room for whole panels."""
     _, plane_stride, head_stride, _, _, head_dim = layout
     _, q, key_copy, value_copy, key_runs, value_runs, pairs, scores, weights, turned, softmax = (
         scratch
@@ -135,7 +135,8 @@ def attend_in_matrix(
     num_rows = num_queries * group
     width = _NARROW if num_rows <= _NARROW else _WIDE
     num_panels = (num_rows + width - 1) // width
-    _pack_queries(rows[0], num_rows, head_dim, width, scratch)
+    _pack_queries(q_at, query, head_dim, queries_at, num_queries, head, width, scratch)
+    _clear(rows[4], num_rows * head_dim)
     _reset(queries_at, num_queries, group, window, end_key, num_panels, width, softmax)
     place = head * head_stride
     tile_keys = _KEYS if num_rows <= MAX_FEW_ROWS else _KEYS_OF_MANY_ROWS
@@ -198,13 +199,34 @@ def attend_in_matrix(
 
 
 @jit
+def _clear(sums_at: int, count: int) -> None:
+    sums = flat((sums_at, FLOAT_CELL), 0)
+    for e in range(count):
+        sums[e] = ZERO
+
+
+@jit
 def _pack_queries(
-    q_at: int, num_rows: int, head_dim: int, width: int, scratch: MatrixScratch
+    q_at: Pointer,
+    query: Query,
+    head_dim: int,
+    queries_at: int,
+    num_queries: int,
+    head: int,
+    width: int,
+    scratch: MatrixScratch,
 ) -> None:
-    """Panels of pairs, in powers of two: exp(s) = 2^(s log2 e)."""
-    source, target = flat((q_at, FLOAT_CELL), 0), flat((scratch[0], BFLOAT16_CELL), 0)
-    for e in range(num_rows * head_dim):
-        target[e] = narrow(source[e] * _LOG2_E, target)
+    """Panels of pairs, scaled to powers of two: exp(s) = 2^(s log2 e)."""
+    token_stride, head_stride, _, group, scale, _, _ = query
+    factor, num_rows = float32(scale) * _LOG2_E, num_queries * group
+    for index in range(num_queries):
+        token = flat((queries_at, INDEX_CELL), 2 * index + TOKEN)[0]
+        for member in range(group):
+            source = flat(q_at, token * token_stride + (head * group + member) * head_stride)
+            row = index * group + member
+            target = flat((scratch[0], BFLOAT16_CELL), row * head_dim)
+            for d in range(head_dim):
+                target[d] = narrow(widen(source[d]) * factor, target)
     num_pairs = head_dim // 2
     # Pairs are moved as if each were a float32.
     source_at = (scratch[0], FLOAT_CELL)

@@ -92,6 +92,12 @@ def flat(at: Pointer, offset: int) -> Array:
 
 
 @jit
+def past(at: Pointer, offset: int) -> Pointer:
+    """A pointer `offset` elements on."""
+    return at[0] + offset * flat(at, 0).itemsize, at[1]
+
+
+@jit
 def aligned(address: int) -> int:
     """The first multiple of ALIGNMENT from an address on."""
     return (address + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

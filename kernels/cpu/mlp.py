@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pageray.kernels.cpu.jit import all_threads, jit_threaded, num_threads, part, prange
+from pageray.kernels.cpu.jit import all_threads, jit, jit_threaded, num_threads, part, prange
 from pageray.kernels.cpu.matmul import multiply_units
-from pageray.kernels.cpu.memory import Pointer, pointer
-from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, written
+from pageray.kernels.cpu.memory import Array, Pointer, past, pointer
+from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, rows_from, written
 from pageray.kernels.cpu.packed_weight import Pack
 from pageray.kernels.cpu.panels import Panels, addresses_of, kind_of, panels_of
 from pageray.kernels.cpu.residual import check_residual
 from pageray.kernels.cpu.rms_norm import add_and_norm_rows
+from pageray.kernels.cpu.row_blocks import WHOLE, rows_of_block
 from pageray.kernels.cpu.tile_product import HALF_PANEL
-from pageray.kernels.cpu.work_counter import new_counters
+from pageray.kernels.cpu.work_counter import fetch_add_one, new_counters
 from pageray.kernels.ops import MlpWeights
 
 MlpAddresses = tuple[int, int, int, int, int, int, int]
@@ -36,7 +37,7 @@ MlpArguments = tuple[
     Rows,
     Rows,
     Pointer,
-    tuple[int, int],
+    tuple[int, int, int],
 ]
 """Those of `run_mlp`, by its names, all but x."""
 
@@ -59,8 +60,15 @@ class FusedMlp:
         return y_TE
 
     def operands(self, num_rows: int) -> tuple[Operand, Operand]:
-        """Room for what gate and up read, and for what down does."""
-        return Operand(num_rows, self._gate_up), Operand(num_rows, self._down)
+        """Room for what gate and up read, and for what down does: of all rows, or of a block for
+        each thread."""
+        block = self._rows_of_block(num_rows)
+        room = num_rows if block == WHOLE else all_threads() * block
+        return Operand(room, self._gate_up), Operand(room, self._down)
+
+    def _rows_of_block(self, num_rows: int) -> int:
+        bytes_per_row = self._gate_up.operand_bytes + self._down.operand_bytes
+        return rows_of_block(num_rows, bytes_per_row, all_threads())
 
     def arguments(
         self, operands: tuple[Operand, Operand], residual_TE: Tensor, y_TE: Tensor
@@ -76,7 +84,7 @@ class FusedMlp:
             normed.rows,
             hidden.rows,
             pointer(y_TE),
-            (num_threads(residual_TE.numel()), all_threads()),
+            (num_threads(residual_TE.numel()), all_threads(), self._rows_of_block(num_rows)),
         )
 
     @property
@@ -121,6 +129,42 @@ def _rows_or_zero(x: Tensor, order: Tensor) -> Tensor:
     return rows
 
 
+@jit
+def _run_blocks(
+    x_address: int,
+    residual_at: Pointer,
+    norm_at: Pointer,
+    shape: tuple[int, int, float],
+    gate_up: Panels,
+    down: Panels,
+    normed: Rows,
+    hidden: Rows,
+    y_at: Pointer,
+    rows_of_block: int,
+    blocks: Array,
+    units: Array,
+) -> None:
+    """One thread's share: take blocks off the first counter until there are none; the second is for
+    the products of a block."""
+    num_rows, width, eps = shape
+    num_hidden = gate_up[4] // 2
+    _, _, normed_at, normed_stride, _ = normed
+    _, _, hidden_at, hidden_stride, _ = hidden
+    start = fetch_add_one(blocks) * rows_of_block
+    while start < num_rows:
+        rows = min(rows_of_block, num_rows - start)
+        block_at, out_at = past(residual_at, start * width), past(y_at, start * width)
+        block_address = x_address + block_at[0] - residual_at[0]
+        add_and_norm_rows(block_address, block_at, norm_at, written(normed), width, eps, 0, rows)
+        cut_rows(normed, width, 0, rows)
+        units[0] = 0
+        multiply_units(normed_at, normed_stride, rows, gate_up, written(hidden), True, 1, units)
+        cut_rows(hidden, num_hidden, 0, rows)
+        units[0] = 0
+        multiply_units(hidden_at, hidden_stride, rows, down, out_at, False, 1, units)
+        start = fetch_add_one(blocks) * rows_of_block
+
+
 @jit_threaded
 def run_mlp(
     x_address: int,
@@ -132,13 +176,32 @@ def run_mlp(
     normed: Rows,
     hidden: Rows,
     y_at: Pointer,
-    parts: tuple[int, int],
+    parts: tuple[int, int, int],
 ) -> None:
     num_rows, width, eps = shape
-    num_row_parts, num_parts = parts
+    num_row_parts, num_parts, rows_of_block = parts
     _, _, normed_at, normed_stride, _ = normed
     _, _, hidden_at, hidden_stride, num_hidden_cuts = hidden
     num_hidden = gate_up[4] // 2
+    if rows_of_block != WHOLE:
+        counters = new_counters(1 + num_parts)
+        for index in prange(num_parts):
+            room = index * rows_of_block
+            _run_blocks(
+                x_address,
+                residual_at,
+                norm_at,
+                shape,
+                gate_up,
+                down,
+                rows_from(normed, width, room),
+                rows_from(hidden, num_hidden, room),
+                y_at,
+                rows_of_block,
+                counters[0],
+                counters[1 + index],
+            )
+        return
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if num_row_parts == 1:
         add_and_norm_rows(x_address, residual_at, norm_at, written(normed), width, eps, 0, num_rows)

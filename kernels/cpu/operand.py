@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pageray.kernels.cpu.jit import jit, jit_exact
-from pageray.kernels.cpu.memory import BFLOAT16_CELL, Array, Cell, Pointer, flat, pointer
+from pageray.kernels.cpu.memory import BFLOAT16_CELL, Array, Cell, Pointer, flat, past, pointer
 from pageray.kernels.cpu.numerics import INFINITY, ZERO, narrow, widen
 from pageray.kernels.cpu.packed_weight import PackedWeight
 
@@ -62,6 +62,13 @@ def operand_of(x_TE: Tensor, weight: PackedWeight) -> tuple[Tensor, int]:
 def written(rows: Rows) -> Pointer:
     """Where the operation before the product writes."""
     return rows[0], rows[1]
+
+
+@jit
+def rows_from(rows: Rows, width: int, first: int) -> Rows:
+    """What is left from row `first` on."""
+    (address, cell), (_, _, read_at, stride, num_parts) = past(written(rows), first * width), rows
+    return address, cell, read_at + _STRIDE_BYTES * first * stride, stride, num_parts
 
 
 @jit

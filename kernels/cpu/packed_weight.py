@@ -52,6 +52,12 @@ class PackedWeight:
         return self.panels_PKN[:1, :1].numel() * self.panels_PKN.element_size()
 
     @property
+    def operand_bytes(self) -> int:
+        """Of a row of x, as it is written and, where it is cut into parts, as it is multiplied."""
+        parts = self.num_parts * torch.bfloat16.itemsize if self.num_parts > 1 else 0
+        return self.num_inputs * (self.x_dtype.itemsize + parts)
+
+    @property
     def x_dtype(self) -> torch.dtype:
         """What x is before it is cut into parts."""
         return torch.bfloat16 if self.num_parts == 1 else torch.float32

@@ -286,6 +286,7 @@ def attend_units(
     partial_rows = addresses_of(partials)
     if has_registers:
         take_matrix_registers(MAX_MATRIX_ROWS)
+    in_matrix = has_registers and fits_matrix_registers(head_dim, query[6])
     num_units = len(items) * num_kv_heads
     # With many items a thread takes all heads of one: they lie side by side in the same pages.
     heads_at_once = num_kv_heads if len(items) >= _MANY_ITEMS else 1
@@ -296,16 +297,15 @@ def attend_units(
         table = flat(tables_at, item[TABLE] * table_width)
         own = queries[item[FIRST_QUERY] : item[FIRST_QUERY] + item[NUM_QUERIES]]
         own_at, num_own = own.ctypes.data, len(own)
-        _load_queries(q_at, query, head_dim, own_at, num_own, head, scratch)
         keys = (item[FIRST_KEY], item[END_KEY])
-        in_matrix = has_registers and fits_matrix_registers(head_dim, num_own * group, query[6])
         # Numba leaves this branch out, uncompiled, where the constant is False.
         if HAS_MATRIX_REGISTERS:  # noqa: SIM102
             if in_matrix:
                 attend_in_matrix(
-                    kv_at, layout, query, table, keys, own_at, num_own, head, scratch, matrix
+                    q_at, kv_at, layout, query, table, keys, own_at, num_own, head, scratch, matrix
                 )
         if not in_matrix:
+            _load_queries(q_at, query, head_dim, own_at, num_own, head, scratch)
             _attend_item(kv_at, layout, query, table, keys, own_at, num_own, head, scratch)
         _keep_results(
             scratch, item[PARTIAL], own_at, num_own, head, group, partial_rows, out_at, out_shape

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from kernel_cases import assert_near
-from layer_cases import attention_weights, case_of, random_rows, rope_of
+from layer_cases import WIDTH, attention_weights, case_of, random_rows, rope_of
 from pageray.kernels import reference
-from pageray.kernels.ops import AttentionOptions, Ops
+from pageray.kernels.ops import AttentionOptions, Ops, RaggedBatch, RopeStep
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -47,6 +47,43 @@ def test_layers_of_a_step_share_what_they_work_out(rng: torch.Generator) -> None
         y_TE = block(None, residual_TE.clone(), case.pool.clone()[:, 1], rope, case.batch)
         assert_near(y_TE, expected)
     assert len(case.batch.memo) == 4, "for each window a plan, and what the block adds to it"
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_cpu_block_of_many_rows_runs_in_blocks(rng: torch.Generator, is_full: bool) -> None:
+    """Keys of one block are there before the queries of another look for them."""
+    from pageray.kernels import cpu
+    from pageray.kernels.cpu.jit import all_threads
+    from pageray.kernels.cpu.row_blocks import WHOLE, rows_of_block
+
+    num_tokens = 4 * 256 * all_threads() + 17
+    assert rows_of_block(num_tokens, 4 * (WIDTH + 320), all_threads()) != WHOLE
+    device = torch.device("cpu")
+    num_blocks = -(-num_tokens // 16)
+    weights = attention_weights(rng, device, is_full=is_full)
+    angles = torch.outer(torch.arange(float(num_tokens)), 10.0 ** -torch.linspace(0, 4, 16))
+    rope = RopeStep(
+        positions_T=torch.arange(num_tokens),
+        cos_sin_LD=torch.cat((angles.cos(), angles.sin()), dim=1),
+        slot_mapping_T=torch.arange(num_tokens),
+    )
+    batch = RaggedBatch(
+        query_starts_S1=torch.tensor([0, num_tokens], dtype=torch.int32),
+        kv_lens_S=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables_SN=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
+        max_query_len=num_tokens,
+        max_kv_len=num_tokens,
+    )
+    x_TE = torch.randn(num_tokens, WIDTH, generator=rng)
+    residual_TE = torch.randn(num_tokens, WIDTH, generator=rng)
+    results: list[tuple[Tensor, Tensor, Tensor]] = []
+    for backend in (cpu.OPS, reference.OPS):
+        pool, residual = torch.full((num_blocks, 2, 2, 16, 32), torch.nan), residual_TE.clone()
+        block = backend.pack_attention(weights)
+        y_TE = block(x_TE, residual, pool, rope, dataclasses.replace(batch))
+        results.append((y_TE, residual, pool))
+    for actual, expected in zip(*results, strict=True):
+        assert_near(actual, expected)
 
 
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)

@@ -61,6 +61,27 @@ def test_cpu_mlp_of_a_wide_layer_runs_on_all_threads(rng: torch.Generator) -> No
     assert_near(y_TE / scale, expected_TE / scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cpu_mlp_of_many_rows_runs_in_blocks(rng: torch.Generator, dtype: torch.dtype) -> None:
+    """Their rows are those of few, in the last block too."""
+    from pageray.kernels import cpu
+    from pageray.kernels.cpu.jit import all_threads
+    from pageray.kernels.cpu.row_blocks import WHOLE, rows_of_block
+
+    num_rows = 4 * 256 * all_threads() + 17
+    assert rows_of_block(num_rows, 1000, all_threads()) != WHOLE
+    mlp = cpu.OPS.pack_mlp(mlp_weights(32, 32, generator=rng, dtype=dtype))
+    x_TE = torch.randn(num_rows, 32, generator=rng).to(dtype)
+    residual_TE = torch.randn(num_rows, 32, generator=rng).to(dtype)
+    expected_residual_TE = residual_TE.clone()
+    parts = [
+        mlp(x_TE[start : start + 100], expected_residual_TE[start : start + 100])
+        for start in range(0, num_rows, 100)
+    ]
+    assert_near(mlp(x_TE, residual_TE), torch.cat(parts))
+    assert torch.equal(residual_TE, expected_residual_TE)
+
+
 def test_int8_mlp_is_near(rng: torch.Generator) -> None:
     from pageray.kernels import cpu
 
