@@ -243,11 +243,29 @@ class NoProgress:
         return 0, 0
 
 
+class RankSums(Protocol):
+    """Sums over the ranks of a model, as code makes them that cannot call Python: in memory that all
+    ranks share. `kernels/cpu/shared_reduce.py` has the protocol."""
+
+    operation: int
+    """The number of the last one that this rank has contributed to; whoever makes one counts on."""
+
+    @property
+    def region(self) -> tuple[int, int, int, int]:
+        """Address of the memory, number of ranks, bytes of a slot, this rank."""
+        ...
+
+    def wait_for_others(self) -> None:
+        """Return once all ranks have contributed to the last operation, however long that takes;
+        raises an error if one is gone."""
+        ...
+
+
 class LayerStack(Protocol):
     """Decoder layers in a row, up to the MLP of the last one, which is not computed.
 
     residual_TE, contiguous, is changed in place; y_TE is what the last layer's attention gives its
-    MLP. Layer l keeps its K and V in pool_BL2KPD[:, l].
+    MLP, not summed over the ranks yet. Layer l keeps its K and V in pool_BL2KPD[:, l].
     """
 
     def __call__(
@@ -263,9 +281,9 @@ class LayerStack(Protocol):
 LayerBlocks = tuple[AttentionBlock, MlpBlock]
 
 
-def never_stacked(layers: Sequence[LayerBlocks]) -> LayerStack | None:
+def never_stacked(layers: Sequence[LayerBlocks], sums: RankSums | None) -> LayerStack | None:
     """The answer of a backend that runs block after block."""
-    del layers
+    del layers, sums
     return None
 
 
@@ -292,9 +310,10 @@ class Ops:
     """Takes the weights over. Equals add_rms_norm, a linear, silu_mul and a linear, but may round
     less between them."""
 
-    stack_layers: Callable[[Sequence[LayerBlocks]], LayerStack | None]
-    """All layers of a model that is on one rank as one operation, which gives the bits that they give
-    one by one; None if the backend does not join these. They come from this `Ops`."""
+    stack_layers: Callable[[Sequence[LayerBlocks], RankSums | None], LayerStack | None]
+    """All layers of a model as one operation, which gives the bits that they give one by one, with
+    sums over the ranks between blocks if there are any; None if the backend does not join these.
+    They come from this `Ops`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x_TE, weight_E, eps) -> y_TE = x / sqrt(mean(x^2) + eps) * weight. New tensor.

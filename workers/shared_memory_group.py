@@ -16,6 +16,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from pageray.cluster.errors import EngineDeadError
 from pageray.kernels.cpu import shared_reduce
 from pageray.kernels.cpu.memory import Pointer, pointer
+from pageray.kernels.ops import RankSums
 from pageray.workers.channel.mailbox import PeerDeadError
 from pageray.workers.channel.pulse import ProcessPulse
 
@@ -38,7 +39,7 @@ class SharedMemoryGroup:
         self._mapping = mmap.mmap(self._memfd, num_bytes)
         self._anchor = ctypes.c_char.from_buffer(self._mapping)
         self._address = ctypes.addressof(self._anchor)
-        self._operation = 0
+        self.operation = 0
         store.set(f"pid-{rank}", str(os.getpid()))
         self._peers = [
             ProcessPulse(int(store.get(f"pid-{peer}")), f"rank {peer} of {size}")
@@ -52,7 +53,7 @@ class SharedMemoryGroup:
         for piece, count in self._pieces(x):
             self._exchange(piece, count)
             shared_reduce.sum_slots(
-                self._address, self.size, SLOT_BYTES, self._operation, piece, count
+                self._address, self.size, SLOT_BYTES, self.operation, piece, count
             )
 
     def gather_columns(self, x_RW: Tensor, width_total: int) -> Tensor | None:
@@ -67,11 +68,19 @@ class SharedMemoryGroup:
                     self.size,
                     SLOT_BYTES,
                     peer,
-                    self._operation,
+                    self.operation,
                     targets[peer][number][0],
                     count,
                 )
         return cat(parts, dim=1)[:, :width_total] if self.rank == 0 else None
+
+    def compiled_sums(self) -> RankSums | None:
+        """The group itself: `pageray.kernels.ops.RankSums`."""
+        return self
+
+    @property
+    def region(self) -> tuple[int, int, int, int]:
+        return self._address, self.size, SLOT_BYTES, self.rank
 
     def close(self) -> None:
         for peer in self._peers:
@@ -94,17 +103,17 @@ class SharedMemoryGroup:
 
     def _exchange(self, piece: Pointer, count: int) -> None:
         """Contribute a piece to the next operation and wait for everybody else's."""
-        self._operation += 1
+        self.operation += 1
         shared_reduce.contribute(
-            self._address, self.size, SLOT_BYTES, self.rank, self._operation, piece, count
+            self._address, self.size, SLOT_BYTES, self.rank, self.operation, piece, count
         )
-        if shared_reduce.wait_for_all(self._address, self.size, self._operation) >= 0:
-            self._wait_patiently()
+        if shared_reduce.wait_for_all(self._address, self.size, self.operation) >= 0:
+            self.wait_for_others()
 
-    def _wait_patiently(self) -> None:
+    def wait_for_others(self) -> None:
         deadline = time.monotonic() + self._timeout_s
         while True:
-            late = shared_reduce.wait_for_all(self._address, self.size, self._operation)
+            late = shared_reduce.wait_for_all(self._address, self.size, self.operation)
             if late < 0:
                 return
             try:

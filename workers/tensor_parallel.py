@@ -17,6 +17,7 @@ from torch.distributed import (
 )
 
 from pageray.cluster.errors import ConfigError, EngineDeadError
+from pageray.kernels.ops import RankSums
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -42,6 +43,11 @@ class TensorParallelGroup(Protocol):
         """Rank 0 gets the ranks' x_RW side by side, cut to [R, width_total]; the others None."""
         ...
 
+    def compiled_sums(self) -> RankSums | None:
+        """`all_reduce` for code that cannot call Python; None if there is no other rank, or no such
+        way to it."""
+        ...
+
     def close(self) -> None:
         """Give up connections. Safe to call twice."""
         ...
@@ -58,6 +64,9 @@ class SingleRank:
 
     def gather_columns(self, x_RW: Tensor, width_total: int) -> Tensor | None:
         return x_RW[:, :width_total]
+
+    def compiled_sums(self) -> RankSums | None:
+        return None
 
     def close(self) -> None:
         pass
@@ -125,6 +134,9 @@ class TorchDistributedGroup:
         except RuntimeError as error:
             raise self._broken("gather_columns", error) from error
         return torch.cat(parts, dim=1)[:, :width_total] if parts else None
+
+    def compiled_sums(self) -> RankSums | None:
+        return None
 
     def close(self) -> None:
         self._backend.shutdown()

@@ -10,12 +10,14 @@ what they needed of s. Sums run in rank order on every rank, so all ranks get th
 """
 
 from pageray.kernels.cpu.jit import jit
-from pageray.kernels.cpu.memory import Pointer, flat
+from pageray.kernels.cpu.memory import Pointer, flat, past
 from pageray.kernels.cpu.numerics import ZERO, narrow, widen
 from pageray.kernels.cpu.shared_words import load_acquire, store_release, yield_core
 
 FLAG_BYTES = 128
 """A line of its own, and of the neighbour that processors prefetch with it."""
+
+NOBODY_LATE = -1
 
 _SPINS = 20_000
 """About 50 us; after that the wait gives its core away between looks."""
@@ -90,6 +92,31 @@ def copy_slot(
     result = flat(target, 0)
     for i in range(count):
         result[i] = slot[i]
+
+
+@jit
+def sum_over_ranks(
+    region: tuple[int, int, int, int], operation: int, x: Pointer, count: int, late_piece: int
+) -> tuple[int, int]:
+    """x = the sum over the ranks, in pieces that fit a slot.
+
+    `region` and `operation` are those of `RankSums`. Returns the number of the last operation and
+    NOBODY_LATE; or, if a rank has not come for long, the piece at which it is late. Whoever has
+    waited for it calls again with that piece, to which this rank has contributed already.
+    """
+    address, num_ranks, capacity, rank = region
+    step = capacity // flat(x, 0).itemsize
+    piece = max(late_piece, 0)
+    while piece * step < count:
+        at, size = past(x, piece * step), min(step, count - piece * step)
+        if piece != late_piece:
+            operation += 1
+            contribute(address, num_ranks, capacity, rank, operation, at, size)
+        if wait_for_all(address, num_ranks, operation) >= 0:
+            return operation, piece
+        sum_slots(address, num_ranks, capacity, operation, at, size)
+        piece += 1
+    return operation, NOBODY_LATE
 
 
 @jit

@@ -1,6 +1,8 @@
 """All layers in one call leave the bits that they leave one by one."""
 
 import dataclasses
+import threading
+import time
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ from torch import Tensor
 from kernel_cases import PagedCase
 from layer_cases import WIDTH, attention_weights, case_of, mlp_weights, random_rows, rope_of
 from pageray.kernels import cpu, reference
-from pageray.kernels.ops import LayerBlocks, Ops, RaggedBatch, RopeStep
+from pageray.kernels.cpu import shared_reduce
+from pageray.kernels.ops import LayerBlocks, NoProgress, Ops, RaggedBatch, RopeStep
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 3
+SLOT_BYTES = 4096
 
 
 class CountedLayers:
@@ -72,7 +76,7 @@ def test_bits_are_those_of_the_blocks(
     case = case_of(rng, CPU, dtype)
     rope, residual_TE = rope_of(case), random_rows(rng, CPU, dtype)
     layers = layers_of(ops, rng, dtype, is_full=is_full)
-    stack = ops.stack_layers(layers)
+    stack = ops.stack_layers(layers, None)
     assert stack is not None
     pool, residual = pool_of(case), residual_TE.clone()
     progress = CountedLayers()
@@ -88,7 +92,7 @@ def test_bits_are_those_of_the_blocks(
 def test_layers_of_different_kinds_run_one_by_one(rng: torch.Generator) -> None:
     layers = layers_of(cpu.OPS, rng, torch.float32, is_full=False)
     other = layers_of(cpu.OPS, rng, torch.float32, is_full=True)
-    assert cpu.OPS.stack_layers([*layers[:2], other[2]]) is None
+    assert cpu.OPS.stack_layers([*layers[:2], other[2]], None) is None
     # Weights that are bfloat16 numbers are kept as such: another kind.
     rounded = attention_weights(rng, CPU, torch.bfloat16, is_full=False)
     rounded = dataclasses.replace(
@@ -96,17 +100,88 @@ def test_layers_of_different_kinds_run_one_by_one(rng: torch.Generator) -> None:
         **{name: getattr(rounded, name).float() for name in ("norm_E", "qkv_OE", "o_EO")},
     )
     narrow = (cpu.OPS.pack_attention(rounded), layers[0][1])
-    assert cpu.OPS.stack_layers([layers[0], narrow]) is None
-    assert cpu.OPS.stack_layers([narrow, narrow]) is not None
+    assert cpu.OPS.stack_layers([layers[0], narrow], None) is None
+    assert cpu.OPS.stack_layers([narrow, narrow], None) is not None
     foreign = layers_of(reference.OPS, rng, torch.float32, is_full=False)
-    assert cpu.OPS.stack_layers(foreign) is None
-    assert reference.OPS.stack_layers(foreign) is None
+    assert cpu.OPS.stack_layers(foreign, None) is None
+    assert reference.OPS.stack_layers(foreign, None) is None
 
 
 def test_a_pool_of_another_depth_is_refused(rng: torch.Generator) -> None:
     case = case_of(rng, CPU)
-    stack = cpu.OPS.stack_layers(layers_of(cpu.OPS, rng, torch.float32, is_full=False))
+    stack = cpu.OPS.stack_layers(layers_of(cpu.OPS, rng, torch.float32, is_full=False), None)
     assert stack is not None
     pool = pool_of(case, 2)
     with pytest.raises(ValueError, match="pool has 2 layers, the model 3"):
         stack(random_rows(rng, CPU), pool, rope_of(case), case.batch, CountedLayers())
+
+
+class TwoRanks:
+    """`RankSums` of one of two ranks in this process."""
+
+    def __init__(self, memory: Tensor, rank: int) -> None:
+        self.operation = 0
+        self.region = (memory.data_ptr(), 2, SLOT_BYTES, rank)
+        self.num_waits = 0
+
+    def wait_for_others(self) -> None:
+        self.num_waits += 1
+        while shared_reduce.wait_for_all(self.region[0], 2, self.operation) >= 0:
+            time.sleep(0.001)
+
+
+def test_ranks_sum_between_blocks_and_wait_for_the_late(rng: torch.Generator) -> None:
+    """The slots are small, so that a sum takes several pieces, and one rank comes late."""
+    case = case_of(rng, CPU)
+    rope, residual_TE = rope_of(case), random_rows(rng, CPU)
+    ranks = [layers_of(cpu.OPS, rng, torch.float32, is_full=False) for _ in range(2)]
+    memory = torch.zeros(shared_reduce.region_bytes(2, SLOT_BYTES), dtype=torch.uint8)
+    sums = [TwoRanks(memory, rank) for rank in range(2)]
+    pools = [pool_of(case) for _ in range(2)]
+    residuals = [residual_TE.clone() for _ in range(2)]
+    outs: list[Tensor | None] = [None, None]
+
+    def run(rank: int) -> None:
+        stack = cpu.OPS.stack_layers(ranks[rank], sums[rank])
+        assert stack is not None
+        time.sleep(0.2 * rank)
+        batch = dataclasses.replace(case.batch)
+        outs[rank] = stack(residuals[rank], pools[rank], rope, batch, NoProgress())
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=200)
+        assert not thread.is_alive()
+    assert sums[0].num_waits > 0
+    expected = summed_by_hand(ranks, case, rope, residual_TE.clone())
+    for rank in range(2):
+        out = outs[rank]
+        assert out is not None
+        assert torch.equal(out, expected[rank])
+
+
+def summed_by_hand(
+    ranks: list[list[LayerBlocks]], case: PagedCase, rope: RopeStep, residual_TE: Tensor
+) -> list[Tensor]:
+    """What each rank's last attention gives, with everything before it summed over both."""
+    pools = [pool_of(case) for _ in ranks]
+    x_TE: Tensor | None = None
+    ys: list[Tensor] = []
+    for index in range(NUM_LAYERS):
+        residuals = [residual_TE.clone() for _ in ranks]
+        ys = [
+            layers[index][0](x_TE, residual, pool[:, index], rope, dataclasses.replace(case.batch))
+            for layers, residual, pool in zip(ranks, residuals, pools, strict=True)
+        ]
+        residual_TE = residuals[0]
+        if index + 1 < NUM_LAYERS:
+            x_TE = ys[0] + ys[1]
+            residuals = [residual_TE.clone() for _ in ranks]
+            first, second = (
+                layers[index][1](x_TE, residual)
+                for layers, residual in zip(ranks, residuals, strict=True)
+            )
+            residual_TE, x_TE = residuals[0], first + second
+    return ys

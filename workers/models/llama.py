@@ -143,8 +143,9 @@ def load_model(
 
 
 def _joined(layers: tuple[DecoderLayer, ...], tp: TensorParallelGroup, ops: Ops) -> LayerStack:
-    """One operation where no rank waits for another between the layers and `ops` has one."""
+    """One operation if `ops` has one and the ranks can sum without a call from Python."""
+    sums = tp.compiled_sums()
     stack = None
-    if tp.size == 1:
-        stack = ops.stack_layers([(layer.attention, layer.mlp) for layer in layers])
+    if tp.size == 1 or sums is not None:
+        stack = ops.stack_layers([(layer.attention, layer.mlp) for layer in layers], sums)
     return stack or LayerLoop(layers, tp.all_reduce)
