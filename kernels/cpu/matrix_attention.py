@@ -156,8 +156,8 @@ def attend_in_matrix(
             if num_keys > 0:
                 num_padded = (num_keys + MATRIX_DEPTH - 1) // MATRIX_DEPTH * MATRIX_DEPTH
                 num_runs = (num_keys + REGISTER_ROWS - 1) // REGISTER_ROWS
-                q_at = q + 2 * panel * head_dim * width
-                score_runs(key_runs, num_runs, head_dim, q_at, width, scores)
+                panel_at = q + 2 * panel * head_dim * width
+                score_runs(key_runs, num_runs, head_dim, panel_at, width, scores)
                 if num_rows <= MAX_FEW_ROWS:
                     has_moved = soften_rows(
                         scores,
