@@ -15,7 +15,7 @@ from torch import Tensor
 from pageray.kernels.cpu.attention_partials import OutputShape, new_partials
 from pageray.kernels.cpu.attention_plan import AttentionPlan, Query
 from pageray.kernels.cpu.jit import all_threads, jit, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import multiply_units
+from pageray.kernels.cpu.matmul import multiply_in_threads, multiply_units
 from pageray.kernels.cpu.memory import FLOAT_CELL, Array, Pointer, past, pointer, require_shape
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, rows_from, written
 from pageray.kernels.cpu.packed_weight import Pack
@@ -364,7 +364,7 @@ def run_attention(
     qkv_at, buffers_at = scratch
     positions_at, slots_at, angles_at, tables_at = step
     head_dim = layout[5]
-    counters = new_counters(3 + num_parts)
+    counters = new_counters(2 + num_parts)
     # A loop ends when every thread has finished, so each may read all that the one before wrote.
     if rows_of_block != WHOLE:
         for index in prange(num_parts):
@@ -388,7 +388,7 @@ def run_attention(
                 (qkv_at, buffers_at + index * head_dim * 4),
                 rows_of_block,
                 counters[0],
-                counters[3 + index],
+                counters[2 + index],
             )
     else:
         if num_row_parts == 1:
@@ -403,17 +403,9 @@ def run_attention(
                     x_address, residual_at, norm_at, written(normed), width, eps, start, stop
                 )
                 cut_rows(normed, width, start, stop)
-        for _ in prange(num_parts):
-            multiply_units(
-                normed_at,
-                normed_stride,
-                num_rows,
-                qkv,
-                (qkv_at, FLOAT_CELL),
-                False,
-                num_parts,
-                counters[0],
-            )
+        multiply_in_threads(
+            normed_at, normed_stride, num_rows, qkv, (qkv_at, FLOAT_CELL), False, num_parts
+        )
         if num_row_parts == 1:
             move_tokens(
                 (qkv_at, FLOAT_CELL),
@@ -475,7 +467,4 @@ def run_attention(
         for index in prange(num_parts):
             start, stop = part(num_rows, num_parts, index)
             cut_rows(attended, width, start, stop)
-    for _ in prange(num_parts):
-        multiply_units(
-            attended_at, attended_stride, num_rows, o, y_at, False, num_parts, counters[2]
-        )
+    multiply_in_threads(attended_at, attended_stride, num_rows, o, y_at, False, num_parts)

@@ -32,7 +32,7 @@ def multiply(x_TE: Tensor, weight: PackedWeight, panels: Panels) -> Tensor:
     if num_parts == 1:
         _multiply(*args)
     else:
-        _multiply_threaded(*args, num_parts)
+        multiply_in_threads(*args, False, num_parts)
     return y_TO
 
 
@@ -42,12 +42,20 @@ def _multiply(x_at: int, x_stride: int, num_rows: int, panels: Panels, y_at: Poi
 
 
 @jit_threaded
-def _multiply_threaded(
-    x_at: int, x_stride: int, num_rows: int, panels: Panels, y_at: Pointer, num_parts: int
+def multiply_in_threads(
+    x_at: int,
+    x_stride: int,
+    num_rows: int,
+    panels: Panels,
+    y_at: Pointer,
+    is_gated: bool,
+    num_parts: int,
 ) -> None:
+    """Every unit, on so many threads. A function of its own because Numba compiles every parallel
+    loop from the ground up, and this one is in every block of a layer."""
     counter = new_counters(1)[0]
     for _ in prange(num_parts):
-        multiply_units(x_at, x_stride, num_rows, panels, y_at, False, num_parts, counter)
+        multiply_units(x_at, x_stride, num_rows, panels, y_at, is_gated, num_parts, counter)
 
 
 @jit

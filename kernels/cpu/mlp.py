@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pageray.kernels.cpu.jit import all_threads, jit, jit_threaded, num_threads, part, prange
-from pageray.kernels.cpu.matmul import multiply_units
+from pageray.kernels.cpu.matmul import multiply_in_threads, multiply_units
 from pageray.kernels.cpu.memory import Array, Pointer, past, pointer
 from pageray.kernels.cpu.operand import Operand, Rows, cut_rows, rows_from, written
 from pageray.kernels.cpu.packed_weight import Pack
@@ -213,23 +213,11 @@ def run_mlp(
                 x_address, residual_at, norm_at, written(normed), width, eps, start, stop
             )
             cut_rows(normed, width, start, stop)
-    counters = new_counters(2)
-    for _ in prange(num_parts):
-        multiply_units(
-            normed_at,
-            normed_stride,
-            num_rows,
-            gate_up,
-            written(hidden),
-            True,
-            num_parts,
-            counters[0],
-        )
+    multiply_in_threads(
+        normed_at, normed_stride, num_rows, gate_up, written(hidden), True, num_parts
+    )
     if num_hidden_cuts > 0:
         for index in prange(num_parts):
             start, stop = part(num_rows, num_parts, index)
             cut_rows(hidden, num_hidden, start, stop)
-    for _ in prange(num_parts):
-        multiply_units(
-            hidden_at, hidden_stride, num_rows, down, y_at, False, num_parts, counters[1]
-        )
+    multiply_in_threads(hidden_at, hidden_stride, num_rows, down, y_at, False, num_parts)
