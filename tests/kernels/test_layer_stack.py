@@ -123,9 +123,11 @@ class TwoRanks:
         self.operation = 0
         self.region = (memory.data_ptr(), 2, SLOT_BYTES, rank)
         self.num_waits = 0
+        self.has_waited = threading.Event()
 
     def wait_for_others(self) -> None:
         self.num_waits += 1
+        self.has_waited.set()
         while shared_reduce.wait_for_all(self.region[0], 2, self.operation) >= 0:
             time.sleep(0.001)
 
@@ -144,7 +146,8 @@ def test_ranks_sum_between_blocks_and_wait_for_the_late(rng: torch.Generator) ->
     def run(rank: int) -> None:
         stack = cpu.OPS.stack_layers(ranks[rank], sums[rank])
         assert stack is not None
-        time.sleep(0.2 * rank)
+        if rank == 1:
+            sums[0].has_waited.wait(timeout=200)
         batch = dataclasses.replace(case.batch)
         outs[rank] = stack(residuals[rank], pools[rank], rope, batch, NoProgress())
 
